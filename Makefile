@@ -49,8 +49,9 @@ house: setup  ## Print how large the code is; fail over a budget of [tool.house]
 	@$(PYTHON_ENV) scripts/house.py
 
 # Two processes: whole files, or a family's servers, each. And one thread in each: two
-# that share a core wait for one another at the end of every small operation.
-PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
+# that share a core wait for one another at the end of every small operation. Bytecode is
+# kept whatever the environment says: else each of some 200 processes compiles all anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
 test: lint postgres nginx ffmpeg  ## All checks, then all tests.
 	$(PYTEST)

@@ -22,7 +22,7 @@ from benchmarks.measure import percentile
 from benchmarks.models import TRANSCRIPT
 from vllm_tts_cache.catalogue import owners
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.records import AUDIO, Segment
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.directory import StoreDirectory
@@ -52,14 +52,14 @@ def write_voices(directory: Path, num_voices: int) -> None:
             rows = []
             for sha in map(_sha256, some):
                 files.audio_directory(sha).mkdir(parents=True)
-                stored = {AUDIO_KIND: b""}
+                stored = {AUDIO: b""}
                 for name in ENCODERS:
                     key = key_of(sha, name)
                     blob = encoding_to_bytes(key, encoding_of(sha, name))
                     stored[key.encoder_fingerprint] = blob
-                for kind, blob in stored.items():
-                    Path(files.file_name(sha, kind)).write_bytes(blob)
-                    rows.append(_file_row(sha, kind, len(blob)))
+                for artifact, blob in stored.items():
+                    Path(files.file_name(sha, artifact)).write_bytes(blob)
+                    rows.append(_file_row(sha, artifact, len(blob)))
                     num_bytes += len(blob)
             db.execute(speaker.insert(), [_speaker_row(number) for number in some])
             db.execute(stored_file.insert(), rows)
@@ -201,12 +201,12 @@ def _speaker_row(number: int) -> dict[str, Any]:
     }
 
 
-def _file_row(sha: str, kind: str, num_bytes: int) -> dict[str, Any]:
+def _file_row(sha: str, artifact: str, num_bytes: int) -> dict[str, Any]:
     return {
         "audio_sha256": sha,
-        "kind": kind,
+        "artifact": artifact,
         "segment": Segment.REGISTERED.value,
-        "is_audio": int(kind == AUDIO_KIND),
+        "is_audio": int(artifact == AUDIO),
         "num_bytes": num_bytes,
         "used_at": time.time_ns() // 1_000,
         "created_at": time.time(),

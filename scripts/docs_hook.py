@@ -175,7 +175,7 @@ def _type(field: Json) -> str:
 
 
 def _default(value: Any) -> str:
-    if value in (None, "", MISSING):
+    if value in (None, "", (), MISSING):
         return ""
     if isinstance(value, bool):
         return "`1`" if value else "`0`"

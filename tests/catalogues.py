@@ -23,11 +23,7 @@ from tests.postgres import Server, running
 ENGINES = ("sqlite", "postgresql")
 # A bucket has its catalogue on PostgreSQL.
 ALL = (*ENGINES, "bucket")
-WITH_BUCKET = (
-    "sqlite",
-    pytest.param("postgresql", marks=pytest.mark.long),
-    "bucket",
-)
+WITH_BUCKET = ("sqlite", pytest.param("postgresql", marks=pytest.mark.long), "bucket")
 _OF_STORES, _OF_FAULTS = "tests/unit/store/", "tests/fault/"
 
 
@@ -73,6 +69,22 @@ def engine(request, monkeypatch):
         monkeypatch.setattr(store_samples, "store_url_of", bucket_of)
     yield name
     server.tidy()
+
+
+@pytest.fixture
+def open_here(tmp_path):
+    """Opens stores in one directory, sound when the test ends."""
+    stores = []
+
+    def open_(**settings):
+        stores.append(store_samples.opened(tmp_path / "voices", **settings))
+        return stores[-1]
+
+    yield open_
+    found = [store.verify() for store in stores]
+    for store in stores:
+        store.close()
+    assert not any(found), found
 
 
 def bucket_of(directory: Path) -> str:

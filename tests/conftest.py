@@ -28,8 +28,6 @@ from vllm_tts_cache.speaker.family import Family, default_family, families
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 ORDER = {family.name: place for place, family in enumerate(families())}
-
-
 MEMORY = Path("/dev/shm")
 MEMORY_MIN_BYTES = 4 * 1024**3  # several times what a whole run leaves behind
 
@@ -162,10 +160,17 @@ def default_checkpoint(tiny: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 async def server(
-    default_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Any]:
     """The host's real server in this process, but for its engine."""
     from tests.speech_server import Server, running
+
+    for mark in request.node.iter_markers("environment"):
+        for name, value in mark.kwargs.items():
+            monkeypatch.setenv(name, value)
 
     made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
     async with running(made) as server:

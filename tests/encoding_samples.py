@@ -41,3 +41,8 @@ def assert_same(one: Encoding | None, other: Encoding | None) -> None:
         assert array.dtype == other[name].dtype
         assert array.shape == other[name].shape
         assert array.tobytes() == other[name].tobytes()
+
+
+def is_free(turns, key):
+    with turns.turn(key) as is_mine:
+        return is_mine

@@ -430,9 +430,10 @@ CUT |= {"MP3": XING, "CBR": CBR, "VBR": VBR, "ADTS": ADTS, "M4A, index first": F
 CUT |= {"M4A": M4A, "MP4 in fragments": FRAGMENTED, "Opus": OPUS, "Vorbis": VORBIS}
 CUT |= {"WebM": WEBM, "Ogg FLAC": FORMS["Ogg FLAC"].make, "ALAC": FORMS["ALAC"].make}
 
-_NO_FORMAT = "format is not recognised"
+_NO_FORMAT = "format is not recognised.* WAV, FLAC, OGG .*MP3, MP4/M4A, AAC .*WebM"
 REFUSED = {
     "AIFF": (_as("aiff"), _NO_FORMAT),
+    "AIFF after a tag": (partial(_after, _id3(0, 4), _as("aiff")), _NO_FORMAT),
     "AU": (_as("au"), _NO_FORMAT),
     "CAF": (_as("caf"), _NO_FORMAT),
     "W64": (_as("w64"), _NO_FORMAT),
@@ -441,7 +442,14 @@ REFUSED = {
     "transport stream": (_as("ts", "-c:a aac"), _NO_FORMAT),
     "AC-3": (_as("ac3"), _NO_FORMAT),
     "a page": (lambda: b"<!DOCTYPE html><html><body>404</body></html>", _NO_FORMAT),
+    "words": (lambda: b"not audio", _NO_FORMAT),
+    "a playlist": (lambda: b"#EXTM3U\n", _NO_FORMAT),
+    "a picture": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(64), _NO_FORMAT),
     "zeros": (lambda: bytes(100_000), _NO_FORMAT),
+    "AC-3 in WAV": (
+        _as("wav", "-c:a ac3"),
+        "codec is ac3; accepted in this container are PCM, ADPCM, GSM and",
+    ),
     "AC-3 in MP4": (_as("mp4", "-c:a ac3"), "codec is ac3"),
     "AC-3 in MKV": (_as("mkv", "-c:a ac3"), "codec is ac3"),
     "PCM in MKV": (_as("mkv", "-c:a pcm_s16le"), "codec is pcm_s16le"),

@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,12 +19,13 @@ from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.ranks import ALONE
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
-from vllm_tts_cache.speaker.wire import JobState, LookCall, Want, WantCall, WantReport
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.speaker.wire import JobState, Want, WantCall, WantReport
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 METHODS = {method.__name__: method for method in rpc_methods.METHODS}
 WAIT_SECONDS = 30.0
 LEASE_SECONDS = 60.0
+QUEUED: Any = "queued"  # no report of it yet
 
 _numbers = itertools.count()
 
@@ -133,7 +135,7 @@ def wanted(speakers, ref, encoder_names, *, rank=0, **want):
     call = want_call(speakers, ref, encoder_names, **want)
     said = {report.id: report for report in speakers.want(call, rank).reports}
     return {
-        name: said.get(new.id, WantReport(new.id, JobState.QUEUED))
+        name: said.get(new.id, WantReport(new.id, QUEUED))
         for name, new in zip(encoder_names, call.new, strict=True)
     }
 
@@ -153,13 +155,16 @@ def want_call(speakers, ref, encoder_names, *, number=None, **want):
     return WantCall("a test", new, [], LEASE_SECONDS)
 
 
-def looked(speakers, ref, encoder_names, rank=0):
-    """Encoder name -> what the worker says that is not asked to make it."""
-    keys = [(ref.audio_sha256, speakers.fingerprints[name]) for name in encoder_names]
-    reports = speakers.look(LookCall(keys), rank).reports
-    return {
-        name: report.state for name, report in zip(encoder_names, reports, strict=True)
-    }
+def looked(speakers, ref, encoder_names):
+    """Encoder name -> ``READY`` if the worker has the encoding, else None."""
+    fingerprints, cache, found = speakers.fingerprints, speakers._cache, {}
+    for name in encoder_names:
+        key = EncodingKey(
+            audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprints[name]
+        )
+        is_there = cache.memory.contains(key) or cache.is_stored(key)
+        found[name] = JobState.READY if is_there else None
+    return found
 
 
 def wait_until_idle(speakers):
@@ -179,13 +184,14 @@ def decoded(audio):
     return DecodedAudio(audio, ())
 
 
-def new_speaker(name, audio):
+def new_speaker(name, audio, **fields):
     return NewSpeaker(
         name=name,
         consent="given",
         audio_sha256=audio.audio_sha256,
         sample_rate_hz=audio.sample_rate_hz,
         num_samples=audio.num_samples,
+        **fields,
     )
 
 
@@ -195,7 +201,7 @@ def store_clip(store, audio, segment=Segment.REGISTERED, *, name=None):
         name = name or f"voice-{audio.audio_sha256[:8]}"
         store.registrations.register(new_speaker(name, audio), decoded(audio))
     else:
-        store.keep_inline(decoded(audio))
+        store.store_inline(decoded(audio))
     return ref_of(audio, segment)
 
 

@@ -29,10 +29,7 @@ TEMPLATE = "an_empty_catalogue"
 START_SECONDS = 60
 # A process of the server may see late that its connection was closed.
 END_SECONDS = 10
-TABLES = [
-    *reversed(schema.metadata.sorted_tables),
-    *schema.on_server.sorted_tables,
-]
+TABLES = [*reversed(schema.metadata.sorted_tables), *schema.on_server.sorted_tables]
 SEQUENCES = "SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'"
 _STATEMENTS = """
 SELECT left(query, 60) FROM pg_stat_activity
@@ -167,7 +164,7 @@ class Server:
 
     def make_template(self) -> None:
         """Make the database that others are copied of: a catalogue, migrated."""
-        database = Database(PostgresServer(self.make(TEMPLATE)))
+        database = Database(PostgresServer(self.make(TEMPLATE)), self._free)
         database.prepare()
         database.close()
 

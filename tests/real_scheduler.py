@@ -20,6 +20,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 from vllm_omni.engine.arg_utils import OmniEngineArgs
 
+from tests.real_talker import inspected_here
+
 BLOCK_SIZE = 32
 NUM_BLOCKS = 40  # one of them is the null block
 MAX_MODEL_LEN = 512
@@ -43,7 +45,8 @@ def stage_config_of(case, checkpoint, **other: Any):
         "block_size": BLOCK_SIZE,
         "async_scheduling": False,
     }
-    return OmniEngineArgs(**{**stage, **other}).create_engine_config()
+    with inspected_here():
+        return OmniEngineArgs(**{**stage, **other}).create_engine_config()
 
 
 def new_scheduler(

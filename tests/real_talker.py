@@ -5,7 +5,18 @@ As a worker has them, without its engine and KV cache.
 
 from contextlib import contextmanager
 
+import pytest
 import torch
+
+
+@contextmanager
+def inspected_here():
+    """Inside, vLLM inspects classes here: it would start a process for each new one."""
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
+        yield
 
 
 def loaded_talker(case, checkpoint, tmp_path, **options):
@@ -25,14 +36,15 @@ def loaded(checkpoint, tmp_path, **stage):
 
     forgive_emptying_no_cache()
     options = {"async_chunk": True, "dtype": "bfloat16", **stage}
-    config = OmniEngineArgs(
-        model=str(checkpoint),
-        enforce_eager=True,
-        max_model_len=4096,
-        max_num_seqs=2,
-        kv_cache_memory_bytes=1 << 26,
-        **options,
-    ).create_engine_config()
+    with inspected_here():
+        config = OmniEngineArgs(
+            model=str(checkpoint),
+            enforce_eager=True,
+            max_model_len=4096,
+            max_num_seqs=2,
+            kv_cache_memory_bytes=1 << 26,
+            **options,
+        ).create_engine_config()
     num_threads = torch.get_num_threads()
     try:
         with set_current_vllm_config(config):

@@ -93,6 +93,13 @@ def shared_server(family, case, checkpoint, tmp_path_factory):
 
     The probe in it says what its processes do: `Probed` in the test that asks.
     """
+    from vllm_omni.model_executor.models.registry import OmniModelRegistry
+
+    from tests.real_talker import inspected_here
+
+    with inspected_here():
+        for name in (*family.models, *family.decoders):
+            OmniModelRegistry.models[name].inspect_model_cls()
     folder = tmp_path_factory.mktemp("shared")
     server_plugins.announce(folder / "plugin", [warm_request_probe.__name__])
     options = ServerOptions(
@@ -140,10 +147,7 @@ class Servers:
             samples_dir=self.samples_dir,
             log_path=self._folder / "server.log",
             environ={name: str(value) for name, value in environ.items()},
-            arguments=(
-                *serving(self._family, stage_0 or {}, self._folder),
-                *arguments,
-            ),
+            arguments=(*serving(self._family, stage_0 or {}, self._folder), *arguments),
         )
         self._server = Server(options).start()
         self._client = SpeechClient(self._server.url)

@@ -26,6 +26,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.metrics import refresh
+from vllm_tts_cache.entrypoints.serving.host_surface import BoundedHeads
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.reference import REQUEST_FIELD, SpeakerRef
@@ -213,6 +214,18 @@ class Server:
             files={"audio_sample": ("clip.wav", audio, "audio/wav")},
         )
 
+    @property
+    def embedding_dim(self):
+        """Of the default family's talker."""
+        config: Any = self.engine.model_config
+        return config.hf_config.talker_config.hidden_size
+
+    async def embed(self, name, value=0.5, **fields):
+        """Register an embedding in the place of a clip."""
+        values = str([value] * self.embedding_dim)
+        form = {"name": name, "consent": "y", "speaker_embedding": values, **fields}
+        return await self.client.post("/v1/audio/voices", data=form)
+
     async def speak(self, **fields):
         return await self.client.post(
             "/v1/audio/speech", json={"input": "Hello.", "model": "m", **fields}
@@ -259,14 +272,9 @@ class WebServer(uvicorn.Server):
 async def listening(app):
     """A real web server in front of it, as the host starts it; gives its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        config = uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
-        web = WebServer(config)
+        options: Any = {"lifespan": "off", "log_config": None, "access_log": False}
+        options |= {"http": BoundedHeads, "timeout_graceful_shutdown": 5}
+        web = WebServer(uvicorn.Config(app, **options))
         serving = asyncio.create_task(web.serve([listener]))
         while not web.started:
             await asyncio.sleep(0.01)

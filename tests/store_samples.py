@@ -48,6 +48,10 @@ def address(number: int = 0) -> str:
     return clip(number).audio.audio_sha256
 
 
+def path_of(store: SpeakerStore, number: int = 0, artifact: str = "audio") -> Path:
+    return Path(store.files.file_name(address(number), artifact))
+
+
 def voice(name: str, audio: DecodedAudio | None, **fields) -> NewSpeaker:
     if audio is None:
         return NewSpeaker(name=name, **{"consent": "yes", "embedding": (0.5,)} | fields)
@@ -73,7 +77,7 @@ def key(number: int = 0, encoder: str = "e") -> EncodingKey:
 
 
 def publish(store: SpeakerStore, number: int = 0, encoder: str = "e") -> bool:
-    return store.publish(key(number, encoder), make_encoding(number))
+    return store.writer.publish(key(number, encoder), make_encoding(number))
 
 
 def delete(store: SpeakerStore, name: str) -> None:

@@ -15,6 +15,7 @@ class Web(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.answers: dict[tuple[str, str], tuple[int, dict[str, str], Any]] = {}
         self.sent: list[tuple[str, str, bytes]] = []
+        self.heads: list[Any] = []
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -22,6 +23,7 @@ class Answers(BaseHTTPRequestHandler):
         assert isinstance(self.server, Web)
         length = int(self.headers.get("content-length") or 0)
         self.server.sent.append((self.command, self.path, self.rfile.read(length)))
+        self.server.heads.append(self.headers)
         status, headers, body = self.server.answers.get(
             (self.command, self.path.partition("?")[0]),
             (404, {}, {"error": {"message": "Not Found"}}),

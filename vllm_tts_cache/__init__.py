@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 
 __version__ = "0.1.0"
 
-# The version of vLLM and vLLM-Omni that it is for.
+# The version of vLLM and vLLM-Omni that this package is for.
 SUPPORTED_HOST = "0.30"
 
 _MARK = "_vllm_tts_cache_patch"
 
 
 class Patch(NamedTuple):
-    """Names what of the host, or of torch, we replace from outside.
+    """Attributes of the host, or of torch, that this package replaces.
 
     Attributes:
-        owner: The class or module, by its dotted name.
-        names: Attributes of it, apart by spaces.
-        reason: Why.
-        until: The vLLM-Omni version with which it goes, or what the host must do first.
+        owner: The class or module that has them, by its dotted name.
+        names: Their names, separated by spaces.
+        reason: Why they are replaced.
+        until: The vLLM-Omni version, or the change in the host, that ends the need.
     """
 
     owner: str
@@ -28,12 +28,12 @@ class Patch(NamedTuple):
 
 
 def patch_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute that a list of `Patch` names; again, it changes nothing.
+    """Replace an attribute that a list of `Patch` names; a second call does nothing.
 
     Args:
-        owner: The class or module that has it.
-        name: The attribute's.
-        make: Returns the replacement, given what is there, or None.
+        owner: The class or module that has the attribute.
+        name: The attribute's name.
+        make: Returns the replacement, given the attribute's value or None.
     """
     if not hasattr(vars(owner).get(name), _MARK):
         ours = make(getattr(owner, name, None))

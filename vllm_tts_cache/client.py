@@ -1,15 +1,16 @@
 """A client of the voices routes, as the command line uses it.
 
-It answers with what the server's JSON says, and raises errors of its own: what a server
-answers is not believed to be text that can be shown as it is (`printable`).
+`VoicesClient` returns the server's JSON and raises errors of its own. A text of the
+server is not safe to show as it is: it goes through `printable` first.
 
-Which proxy leads to a server is in the variables that most programs read:
+The proxy of a server is taken from the variables that most programs read:
 ``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy``, in small or capital
 letters; where both are set the small ones count. A server on this machine is never
-asked through a proxy: ``127.0.0.1`` is another machine there.
+asked through a proxy: to the proxy ``127.0.0.1`` is the proxy's own machine.
 """
 
 import ipaddress
+import json
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,15 +36,18 @@ from vllm_tts_cache.logs import printable, utf8
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 
 CACHE_HEADER = "X-Speaker-Cache"
+_KEY_HEADER = "Idempotency-Key"
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 300.0
-# In line the server has a request wait for 600 s by default, and answers then.
+# The longest answer that is no speech: a bundle of 64 MiB.
+_ANSWER_MAX_BYTES = 65 * 1024 * 1024
+# By default the server lets a queued request wait for 600 s, and then answers.
 _ENCODE_TIMEOUT = httpx.Timeout(660.0, connect=_CONNECT_SECONDS)
 _VOICES = "/v1/audio/voices"
 _DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 3600.0
-# What FastAPI, and the host in its shape, say of a path that nobody serves.
+# FastAPI's message for a path without a route; the host wraps the same message.
 _NO_ROUTE = "Not Found"
 
 Json = dict[str, Any]
@@ -57,20 +61,19 @@ class Proxy:
     url: httpx.URL
 
     def __str__(self) -> str:
-        """Its address without user and password, and the variable."""
+        """The address without user and password, and the variable."""
         port = "" if self.url.port is None else f":{self.url.port}"
         host = f"[{self.url.host}]" if ":" in self.url.host else self.url.host
         return f"the proxy {self.url.scheme}://{host}{port} ({self.variable})"
 
 
 def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy through which a URL is asked; None for none.
+    """Return the proxy for requests to a URL; None if there is none.
 
-    Raises: ConnectionSettingError: the variable holds no proxy's URL.
+    Raises: ConnectionSettingError: The variable holds no URL of a proxy.
     """
     _, no_proxy = _variable("no_proxy", environ)
-    where = url.netloc.decode()
-    is_named = proxy_bypass_environment(where, {"no": no_proxy})
+    is_named = proxy_bypass_environment(url.netloc.decode(), {"no": no_proxy})
     is_within = any(_is_within(url.host, each) for each in no_proxy.split(","))
     if is_this_machine(url.host) or is_named or is_within:
         return None
@@ -96,7 +99,7 @@ def _is_within(host: str, network: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
         return address in ipaddress.ip_network(network.strip(), strict=False)
-    except ValueError:  # one is a name
+    except ValueError:  # the host or the network is a name
         return False
 
 
@@ -122,17 +125,17 @@ def _parsed(variable: str, text: str) -> httpx.URL:
 
 
 class VoicesClient:
-    """The voices of one server; for any thread.
+    """A client of one server's voices; safe in any thread.
 
     Every method raises ServerUnreachableError or ServerAnswerError. For a name that
     cannot be in a path it raises SpeakerNotFoundError.
 
     Args:
-        url: Of the server, with or without ``/v1``.
-        api_key: As of ``vllm serve --api-key``.
+        url: The server's, with or without ``/v1``.
+        api_key: The server's ``--api-key``, or a tenant's key.
 
     Raises:
-        ConfigError: The URL is none, or the key.
+        ConfigError: The URL or the key is invalid.
         ConnectionSettingError: The environment names a proxy, or certificates, that
             cannot be used.
     """
@@ -140,7 +143,7 @@ class VoicesClient:
     def __init__(self, url: str, api_key: str | None = None):
         self.url = _base_of(url)
         if not (api_key or "").isascii() or not (api_key or "").isprintable():
-            raise ConfigError("--api-key: it holds what no header can carry")
+            raise ConfigError("--api-key: it has characters other than printable ASCII")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
         self._proxy = proxy_for(httpx.URL(self.url))
@@ -170,7 +173,7 @@ class VoicesClient:
 
         Args:
             search: Part of a name, a description or a label's value.
-            label: As ``key:value``; all must fit.
+            label: Each as ``key:value``; a voice must have all.
             sort: The order.
         """
         given: Json = {"sort": sort, "search": search, "label": label}
@@ -180,7 +183,7 @@ class VoicesClient:
             yield from page.get("uploaded_voices", [])
             if not page.get("next"):
                 return
-            if page["next"] == given.get("after"):  # it would never end
+            if page["next"] == given.get("after"):  # else the loop would not end
                 raise ServerAnswerError(200, "It answers the same page again.")
             given["after"] = page["next"]
 
@@ -189,7 +192,7 @@ class VoicesClient:
         return self.request("GET", _path(name))
 
     def find(self, name: str) -> Json | None:
-        """Return a voice; None if there is none of this name or id."""
+        """Return a voice; None if none has this name or id."""
         try:
             return self.get(name)["voice"]
         except (SpeakerNotFoundError, NotThereError):
@@ -197,31 +200,37 @@ class VoicesClient:
 
     # -------- changing
 
-    def add(self, form: Mapping[str, str], clips: Sequence[tuple[str, bytes]]) -> Json:
-        """Register a voice by clips, over what has its name.
+    def add(
+        self,
+        form: Mapping[str, str],
+        clips: Sequence[tuple[str, bytes]],
+        key: str | None = None,
+    ) -> Json:
+        """Register a voice from clips; it replaces a voice of the same name.
 
         Args:
             form: The fields; ``ref_text`` has a line for each of several clips.
-            clips: Names of files, and what is in them.
+            clips: Pairs of a file's name and content.
+            key: See `request`.
         """
         files = [("audio_sample", (utf8(name), clip)) for name, clip in clips]
-        return self.request("POST", _VOICES, data=dict(form), files=files)
+        return self.request("POST", _VOICES, key, data=dict(form), files=files)
 
     def change(self, name: str, changes: Json) -> Json:
-        """Change what is written beside a voice."""
+        """Change a voice's metadata, its name included."""
         return self.request("PATCH", _path(name), json=changes)
 
-    def delete(self, name: str) -> Json:
-        """Delete a voice; a 503 says how far it is."""
-        return self.request("DELETE", _path(name))
+    def delete(self, name: str, key: str | None = None) -> Json:
+        """Delete a voice. Raises: ServerAnswerError: 503 until all of it is deleted."""
+        return self.request("DELETE", _path(name), key)
 
     def precompute(
         self, name: str, *, force: bool = False, urgent: bool = True
     ) -> Json:
-        """Make the voice's encodings exist, and wait.
+        """Have the voice encoded, and wait until its encodings are stored.
 
-        If it is not urgent they are made as those of one of many, and ``cache_status``
-        may be ``processing``: ask again.
+        If it is not urgent the server encodes it in the background, and
+        ``cache_status`` may be ``processing``: ask again.
         """
         query = {"force": "true"} if force else {}
         if not urgent:
@@ -230,7 +239,7 @@ class VoicesClient:
         return self.request("POST", where, params=query, timeout=_ENCODE_TIMEOUT)
 
     def check(self, clip_name: str, clip: bytes, ref_text: str | None) -> Json:
-        """Ask what a clip is worth, without registering it."""
+        """Return the server's verdict on a clip, without registering it."""
         data = {"ref_text": ref_text} if ref_text else {}
         files = {"audio_sample": (utf8(clip_name), clip)}
         return self.request("POST", f"{_VOICES}/check", data=data, files=files)
@@ -240,18 +249,20 @@ class VoicesClient:
     def bundle(self, name: str) -> bytes:
         """Return a voice's bundle."""
         with self._streamed("GET", _path(name, "bundle")) as response:
-            return response.read()
+            return _whole(response)
 
-    def add_bundle(self, bundle: bytes, name: str | None, on_conflict: str) -> Json:
-        """Register what a bundle holds."""
+    def add_bundle(
+        self, bundle: bytes, name: str | None, on_conflict: str, key: str | None = None
+    ) -> Json:
+        """Register the voice of a bundle, as ``name`` if one is given."""
         data = {"on_conflict": on_conflict} | ({"name": name} if name else {})
         files = {"bundle": ("bundle.voice", bundle, "application/octet-stream")}
-        return self.request("POST", f"{_VOICES}/import", data=data, files=files)
+        return self.request("POST", f"{_VOICES}/import", key, data=data, files=files)
 
     # -------- speaking
 
     def model(self) -> str:
-        """Return the name of the model that is served."""
+        """Return the id of the model that the server has."""
         found = self.request("GET", "/v1/models").get("data") or []
         if not found:
             raise ServerAnswerError(200, "The server lists no model")
@@ -259,19 +270,21 @@ class VoicesClient:
 
     @contextmanager
     def speech(self, body: Json) -> Iterator[tuple[str | None, Iterator[bytes]]]:
-        """Speak; gives what the cache said, and the audio as it comes."""
+        """Speak; yields the value of `CACHE_HEADER` and the chunks of the audio."""
         with self._streamed("POST", "/v1/audio/speech", json=body) as response:
             yield response.headers.get(CACHE_HEADER), response.iter_bytes()
 
-    def request(self, method: str, path: str, **content: Any) -> Json:
-        """Send a request, and return the JSON object that it answers."""
-        with self._errors():
-            response = self._http.request(method, path, **content)
-        _check(response, self._proxy)
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
+    def request(
+        self, method: str, path: str, key: str | None = None, **content: Any
+    ) -> Json:
+        """Send a request, and return the JSON object of the answer.
+
+        The server carries out only the first of several requests with one ``key``: the
+        client may send a request again if its answer was lost.
+        """
+        headers = None if key is None else {_KEY_HEADER: key}
+        with self._streamed(method, path, headers=headers, **content) as response:
+            answer = _json(_whole(response))
         if not isinstance(answer, dict):
             reason = "The answer is not JSON: this is another kind of server"
             raise ServerAnswerError(response.status_code, reason)
@@ -282,8 +295,6 @@ class VoicesClient:
         self, method: str, path: str, **content: Any
     ) -> Iterator[httpx.Response]:
         with self._errors(), self._http.stream(method, path, **content) as response:
-            if response.is_error:
-                response.read()
             _check(response, self._proxy)
             yield response
 
@@ -304,7 +315,7 @@ def _base_of(url: str) -> str:
         raise ConfigError(f"--url {printable(url)}: {exc}") from exc
     if parsed.scheme in ("http", "https") and parsed.host:
         return base
-    reason = "is no URL as http://127.0.0.1:8091 (http or https)"
+    reason = "it is no URL such as http://127.0.0.1:8091 (http or https)"
     if "://" not in base and base.strip("/:"):
         where = printable(base.lstrip("/"))
         reason = f"it begins with neither http:// nor https://; write http://{where}"
@@ -318,7 +329,7 @@ def _transport(url: httpx.URL, proxy: Proxy | None) -> httpx.HTTPTransport:
         return httpx.HTTPTransport(
             verify=uses_tls, proxy=None if proxy is None else httpx.Proxy(proxy.url)
         )
-    except ImportError as exc:  # only SOCKS needs a package of its own
+    except ImportError as exc:  # only SOCKS needs another package
         raise ConnectionSettingError(
             f"{proxy}: SOCKS needs pip install 'httpx[socks]'; or ask {url.host} "
             f"directly: NO_PROXY={url.host}"
@@ -333,13 +344,13 @@ def _transport(url: httpx.URL, proxy: Proxy | None) -> httpx.HTTPTransport:
 def _unreachable(
     url: str, proxy: Proxy | None, error: Exception
 ) -> ServerUnreachableError:
-    """Name what keeps the server from answering: a certificate, a proxy, or itself."""
+    """Name the cause: a certificate, TLS, a proxy, or the server itself."""
     reason, cause = printable(str(error) or type(error).__name__), error.__context__
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__context__
     if isinstance(cause, ssl.SSLCertVerificationError):
         hint = (
-            "If it is the right one, name it, or the authority that signed it, in "
+            "If you trust it, name it, or the authority that signed it, in "
             "SSL_CERT_FILE (a PEM file)."
         )
         reason = f"its certificate is not trusted ({cause.verify_message.rstrip('.')})"
@@ -358,23 +369,41 @@ def _unreachable(
 
 def _path(name: str, *rest: str) -> str:
     if name in ("", ".", ".."):
-        # No voice can be called so, and a client makes another path of it.
+        # No voice can have such a name, and httpx would make another path of it.
         raise SpeakerNotFoundError(name)
     try:
         return "/".join((_VOICES, quote(name, safe=""), *rest))
-    except UnicodeError as exc:  # half a character, as a server may have listed
+    except UnicodeError as exc:  # a lone surrogate, as a server may have listed
         raise SpeakerNotFoundError(name) from exc
 
 
+def _whole(response: httpx.Response) -> bytes:
+    """Read an answer. Raises: ServerAnswerError if it exceeds `_ANSWER_MAX_BYTES`."""
+    data = bytearray()
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > _ANSWER_MAX_BYTES:
+            reason = f"The answer has more than {_ANSWER_MAX_BYTES >> 20} MiB"
+            raise ServerAnswerError(response.status_code, reason)
+    return bytes(data)
+
+
+def _json(data: bytes) -> Any:
+    """Parse an answer; None if it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _check(response: httpx.Response, proxy: Proxy | None) -> None:
-    if response.is_redirect:  # not followed: the key would go there
+    if response.is_redirect:  # not followed: the API key would be sent there
         where = printable(response.headers["location"])
-        reason = f"It sends clients on to {where}: name that place with --url"
+        reason = f"It redirects to {where}: name that address with --url"
         raise ServerAnswerError(response.status_code, reason)
     if not response.is_error:
         return
-    status = response.status_code
-    message = _message_of(response)
+    status, message = response.status_code, _message_of(_json(_whole(response)))
     if status == httpx.codes.METHOD_NOT_ALLOWED or (
         status == httpx.codes.NOT_FOUND and message in ("", _NO_ROUTE)
     ):
@@ -383,15 +412,12 @@ def _check(response: httpx.Response, proxy: Proxy | None) -> None:
     reason = printable(message) or printable(response.reason_phrase) or "It failed"
     if proxy is not None and not message:
         reason = f"{reason}, says {proxy} or what is behind it"
-    kind = NotThereError if status == httpx.codes.NOT_FOUND else ServerAnswerError
-    raise kind(status, reason, _retry_after(response))
+    is_missing = status == httpx.codes.NOT_FOUND
+    error = NotThereError if is_missing else ServerAnswerError
+    raise error(status, reason, _retry_after(response))
 
 
-def _message_of(response: httpx.Response) -> str:
-    try:
-        body = response.json()
-    except ValueError:
-        return ""
+def _message_of(body: Any) -> str:
     if not isinstance(body, dict):
         return ""
     error = body.get("error", body.get("detail", ""))
@@ -403,7 +429,7 @@ def _retry_after(response: httpx.Response) -> float | None:
     text = response.headers.get("retry-after")
     if response.status_code not in (429, 503) or text is None:
         return None
-    # The other form, a date, is nothing that a speech server says.
+    # A speech server never sends the other form, a date.
     if not (text.isascii() and text.isdigit()):
         return _DEFAULT_RETRY_SECONDS
     return min(float(text), _MAX_RETRY_SECONDS)

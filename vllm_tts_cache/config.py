@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,7 @@ WarmKV = Literal["idle", "off"]
 RegistrationPolicy = Literal["overwrite", "immutable"]
 Quality = Literal["poor", "fair", "good"]
 ConsentPolicy = Literal["text", "recording"]
+IPNetwork = IPv4Network | IPv6Network
 
 _PREFIX = "SPEAKER_CACHE_"
 _MIN_SECRET_CHARS = 16
@@ -31,9 +33,9 @@ def _boolean(text: str) -> bool:
 
 
 def expanded(path: Path) -> Path:
-    """Put the home directory in the place of a ``~`` at the beginning.
+    """Replace a leading ``~`` by the home directory.
 
-    Raises: ConfigError: whose it is has none, as a container's numeric user.
+    Raises: ConfigError: The user has no home directory (a container's numeric user).
     """
     try:
         return _path(str(path))
@@ -50,15 +52,9 @@ def _path(text: str) -> Path:
         ) from exc
 
 
-def _default_samples_dir() -> Path:
-    path = Path("~/.cache/vllm-omni/speakers")
-    try:
-        return path.expanduser()
-    except RuntimeError:  # `load_settings` says so, unless another one is set
-        return path
-
-
-_DEFAULT_SAMPLES_DIR = _default_samples_dir()
+# Not `Path.expanduser`, which raises here if the user has no home: `load_settings`
+# raises, and only if samples_dir is not set.
+_DEFAULT_SAMPLES_DIR = Path(os.path.expanduser("~/.cache/vllm-omni/speakers"))  # noqa: PTH111
 
 
 def _secret(text: str) -> str:
@@ -70,7 +66,7 @@ def _secret(text: str) -> str:
 def _catalogue_url(text: str) -> str:
     if not text.startswith(("postgresql://", "postgres://")):
         raise ValueError(
-            "expected postgresql://user:password@host:5432/database, or nothing for a "
+            "expected postgresql://user:password@host:5432/database; unset it for a "
             "file in SPEAKER_SAMPLES_DIR"
         )
     return text
@@ -80,13 +76,17 @@ def _store_url(text: str) -> str:
     if not text.startswith(("s3://", "gs://", "az://", "file:///")):
         raise ValueError(
             "expected s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or "
-            "file:///directory, or nothing for files in SPEAKER_SAMPLES_DIR"
+            "file:///directory; unset it for files in SPEAKER_SAMPLES_DIR"
         )
     return text
 
 
-# Of these a wrong value is not shown: it holds what nobody but the operator may know.
-_SECRET = (_secret, _catalogue_url)
+def _networks(text: str) -> tuple[IPNetwork, ...]:
+    return tuple(ip_network(each.strip()) for each in text.split(","))
+
+
+# Error messages do not show the values that these parsers take.
+_SECRET_PARSERS = (_secret, _catalogue_url)
 
 
 def _one_of(choices: Any) -> Callable[[str], str]:
@@ -118,34 +118,35 @@ class Settings:
             ``immutable`` refuses it.
         consent: What a registration needs as ``consent``: any ``text``, or the id of a
             consent ``recording``.
-        min_quality: The worst verdict of a clip that is registered.
+        min_quality: The worst verdict with which a clip is still registered.
         audio_download: Whether the reference audio of a voice can be downloaded.
         bundle_key: Signs exported voices; a server that has the same takes their ids,
             dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
         web: Whether the page at ``/voices`` is served.
         tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
-        memory_max_entries: The same, counted in encodings.
-        decoder_max_bytes: States of voices in a codec decoder, so that it does not
-            decode their references for each request; 0 switches that off.
+        memory_max_entries: The number of these encodings.
+        decoder_max_bytes: States that a codec decoder keeps of voices, so that it does
+            not decode their references for each request; 0 keeps no state.
         warm_kv: ``idle``: while no request runs, the server prepares new voices, and
             after a restart those that were used last. It fills the KV prefix (Fish
             Speech, Higgs Audio v3) or the decoder's state (Qwen3-TTS), so that the
             first request finds it. ``off``: the first request does this work.
         disk_max_bytes: Encodings kept on disk, inline ones included.
-        inline_share: Part of each budget above that inline references may use.
-        audio_max_bytes: Registered reference audio kept on disk; one more voice is
-            refused.
+        inline_share: Part of the budgets of encodings that inline references may use.
+        audio_max_bytes: Registered reference audio kept on disk; a voice that exceeds
+            it is refused.
         inline_audio_max_bytes: Inline reference audio kept on disk.
         copies_max_bytes: Copies of an object store's files kept on disk.
         max_waiting_inline: Inline references that may wait for a worker's encoder at
-            once; one more is refused with 503.
-        max_fetches: References fetched from URLs at once; one more is refused with
-            503.
+            once; more are refused with 503.
+        max_fetches: References fetched from URLs at once; more are refused with 503.
+        fetch_networks: Networks (``10.2.0.0/16,fd12::/32``) from which references may
+            be fetched as from public addresses.
         encode_timeout_seconds: How long an encode may take, and a request wait without
             any progress of the workers; in all it waits five times as long.
         drain_seconds: How long a server that gets SIGTERM goes on with its requests; it
-            takes no new ones. With ``--api-server-count`` 2 at most.
+            takes no new ones. With ``--api-server-count`` 2 s at most.
         cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for
             CPUs and torch sees no accelerator.
     """
@@ -174,6 +175,7 @@ class Settings:
     copies_max_bytes: int = 20 * 1024**3
     max_waiting_inline: int = 64
     max_fetches: int = 16
+    fetch_networks: tuple[IPNetwork, ...] = ()
     encode_timeout_seconds: float = 120.0
     drain_seconds: float = 20.0
     cpu_platform: bool = True
@@ -183,31 +185,24 @@ class Settings:
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.catalogue_grace_seconds < MIN_GRACE_SECONDS:
-            raise ValueError(f"expected at least {MIN_GRACE_SECONDS:g} seconds")
+            raise ValueError(f"catalogue_grace_seconds is below {MIN_GRACE_SECONDS:g}")
         if self.max_uploaded < 0:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
         if self.decoder_max_bytes < 0:
-            raise ValueError(f"expected 0 or more, got {self.decoder_max_bytes}")
+            raise ValueError(f"decoder_max_bytes is negative: {self.decoder_max_bytes}")
         if not 0 <= self.drain_seconds < math.inf:
-            raise ValueError(f"expected seconds from 0, got {self.drain_seconds}")
+            raise ValueError(f"drain_seconds must be in [0, inf): {self.drain_seconds}")
         if not 0 <= self.inline_share < 1:
             raise ValueError(f"inline_share must be in [0, 1), got {self.inline_share}")
 
 
-# Servers say every other second that they live, and may be late.
+# A server renews its lease every 2 s, and may be late.
 MIN_GRACE_SECONDS = 12.0
 
 _POSITIVE = (
-    "catalogue_grace_seconds",
-    "memory_max_bytes",
-    "memory_max_entries",
-    "disk_max_bytes",
-    "audio_max_bytes",
-    "inline_audio_max_bytes",
-    "copies_max_bytes",
-    "max_waiting_inline",
-    "max_fetches",
-    "encode_timeout_seconds",
+    *("catalogue_grace_seconds", "encode_timeout_seconds", "memory_max_entries"),
+    *("memory_max_bytes", "disk_max_bytes", "audio_max_bytes", "copies_max_bytes"),
+    *("inline_audio_max_bytes", "max_waiting_inline", "max_fetches"),
 )
 
 # variable -> (field, parser); later variables win, so ours override stock's.
@@ -239,6 +234,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_COPIES_MAX_BYTES": ("copies_max_bytes", int),
     "SPEAKER_CACHE_MAX_WAITING_INLINE": ("max_waiting_inline", int),
     "SPEAKER_CACHE_MAX_FETCHES": ("max_fetches", int),
+    "SPEAKER_CACHE_FETCH_NETWORKS": ("fetch_networks", _networks),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("encode_timeout_seconds", float),
     "SPEAKER_DRAIN_SECONDS": ("drain_seconds", float),
     "SPEAKER_CACHE_CPU_PLATFORM": ("cpu_platform", _boolean),
@@ -248,9 +244,8 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Build the settings from the environment.
 
-    Raises:
-        ConfigError: A ``SPEAKER_CACHE_`` variable is unknown, or a value is wrong;
-            the message names the variable.
+    Raises: ConfigError: A ``SPEAKER_CACHE_`` variable is unknown, or a value is wrong;
+        the message names the variable.
     """
     ours = (variable for variable in environ if variable.startswith(_PREFIX))
     if unknown := sorted(set(ours) - set(VARIABLES)):
@@ -266,16 +261,16 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             given[name] = parse(text)
             Settings(**{name: given[name]})
         except ValueError as exc:
-            shown = "(not shown)" if parse in _SECRET else repr(text)
+            shown = "(not shown)" if parse in _SECRET_PARSERS else repr(text)
             raise ConfigError(f"{variable}={shown}: {exc}") from exc
     if given.get("store_url") and not given.get("catalogue_url"):
         raise ConfigError(
-            "SPEAKER_STORE_URL is set, and SPEAKER_CATALOGUE_URL is not: who uses a "
-            "bucket keeps the catalogue of it on PostgreSQL, where all see it"
+            "SPEAKER_STORE_URL is set, and SPEAKER_CATALOGUE_URL is not: the catalogue "
+            "of a bucket is on PostgreSQL. Set SPEAKER_CATALOGUE_URL to its database"
         )
     settings = Settings(**given)
-    is_homeless = "samples_dir" not in given and not _DEFAULT_SAMPLES_DIR.is_absolute()
-    if settings.enabled and is_homeless:
+    has_default = _DEFAULT_SAMPLES_DIR.is_absolute()
+    if settings.enabled and "samples_dir" not in given and not has_default:
         raise ConfigError(
             "SPEAKER_SAMPLES_DIR is not set, and this user has no home directory to "
             "keep voices in: set it to a directory"
@@ -283,21 +278,21 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return settings
 
 
-def allows_plain_http(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an object store is asked without encryption: its endpoint says so.
+def allows_plain_http() -> bool:
+    """Whether S3's own variables allow requests to an object store without encryption.
 
-    These are variables of S3's clients, not ours.
+    An ``http://`` endpoint does, and so does ``AWS_ALLOW_HTTP``.
     """
     names = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
-    if any(environ.get(name, "").startswith("http://") for name in names):
+    if any(os.environ.get(name, "").startswith("http://") for name in names):
         return True
-    return environ.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
+    return os.environ.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
 
 
-def metrics_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return where API processes add their metrics up; None where there is one.
+def metrics_directory() -> Path | None:
+    """Return where several API processes share their metrics; None without sharing.
 
-    The host sets the variable, or prometheus_client's users do: it is none of ours.
+    The host or the operator sets this variable of prometheus_client's.
     """
-    path = environ.get("PROMETHEUS_MULTIPROC_DIR")
+    path = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     return Path(path) if path else None

@@ -1,7 +1,7 @@
 """Every exception this package raises on purpose.
 
-They are classed by who can fix them, and say what HTTP answers: a new error belongs
-under the branch that says who that is.
+They are classed by who can fix them, and carry the HTTP status of the answer: a new
+error belongs under the branch of those who can fix it.
 """
 
 from collections.abc import Sequence
@@ -13,28 +13,33 @@ class TTSCacheError(Exception):
     """Base of all errors raised by vllm-tts-cache.
 
     Args:
-        message: Of those that always say the same it is the class's ``text``.
+        message: None for the class's ``text``, if it always says the same.
 
     Attributes:
-        http_status: What a route answers.
-        retry_after_seconds: When it is worth trying again, of what passes by itself.
+        http_status: The answer's status; a subclass names it as ``status=404``.
+        retry_after_seconds: When to try again; only on errors that pass by themselves.
     """
 
     http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     text: ClassVar[str] = ""
-    _log_text: str | None = None  # in the place of the message
+    _log_text: str | None = None  # replaces the message in logs
+
+    def __init_subclass__(cls, status: int | None = None) -> None:
+        super().__init_subclass__()
+        if status is not None:
+            cls.http_status = HTTPStatus(status)
 
     def __init__(self, message: str | None = None):
         super().__init__(self.text if message is None else message)
 
     @property
     def log_text(self) -> str:
-        """What a log may show: no name and no text of a voice."""
+        """The message for logs, without names and texts of voices."""
         return self._log_text or str(self)
 
 
 def log_text_of(error: BaseException) -> str:
-    """Return what a log may show of an error; of ours it is their ``log_text``."""
+    """Return an error's text for logs: ``log_text`` of ours, else its ``repr``."""
     return error.log_text if isinstance(error, TTSCacheError) else repr(error)
 
 
@@ -47,17 +52,15 @@ class ConnectionSettingError(ConfigError):
 
 
 class NoCatalogueError(ConfigError):
-    """No server has stored voices where the settings say; or they say it wrongly."""
+    """No server has stored voices where the settings point; or they point wrongly."""
 
 
-class SpeakerRequestError(TTSCacheError):
-    """The caller can fix it (4xx)."""
-
-    http_status = HTTPStatus.BAD_REQUEST
+class SpeakerRequestError(TTSCacheError, status=400):
+    """A request is wrong, and its sender can correct it (4xx)."""
 
     @property
     def log_text(self) -> str:
-        """The class alone: the message is for the caller, and quotes what was sent."""
+        """The class alone: the message is for the sender, and quotes the request."""
         return type(self).__name__
 
 
@@ -70,7 +73,7 @@ class InvalidAudioError(SpeakerRequestError):
 
 
 class LowQualityError(SpeakerRequestError):
-    """The clip is worth less than the operator takes (400)."""
+    """The clip's quality is below the operator's minimum (400)."""
 
     def __init__(self, reasons: Sequence[str]):
         super().__init__(
@@ -88,7 +91,7 @@ class InvalidSpeakerError(SpeakerRequestError):
         self.reason = reason
 
 
-# Of what a client looked for, and may be anything.
+# Characters shown of a text that a client sent, which may be anything.
 _MAX_QUOTED = 200
 
 
@@ -96,10 +99,8 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
 
 
-class SpeakerNotFoundError(SpeakerRequestError):
+class SpeakerNotFoundError(SpeakerRequestError, status=404):
     """No speaker is registered under this name."""
-
-    http_status = HTTPStatus.NOT_FOUND
 
     def __init__(self, name: str):
         super().__init__(
@@ -109,20 +110,18 @@ class SpeakerNotFoundError(SpeakerRequestError):
         )
 
 
-class UnauthorizedError(SpeakerRequestError):
-    """The server has tenants, and the request no key of one (401)."""
+class UnauthorizedError(SpeakerRequestError, status=401):
+    """The server has tenants, and the request has no tenant's key (401)."""
 
-    http_status = HTTPStatus.UNAUTHORIZED
     text = (
         "This server wants an API key that it knows: send it as "
         "'Authorization: Bearer KEY'."
     )
 
 
-class AdminKeyError(SpeakerRequestError):
+class AdminKeyError(SpeakerRequestError, status=403):
     """An administrator's key was given where a tenant's is needed (403)."""
 
-    http_status = HTTPStatus.FORBIDDEN
     text = (
         "An administrator's key has no voices: it shows the counts of all tenants "
         "at GET /v1/audio/speaker_cache. Use the key of a tenant."
@@ -136,21 +135,34 @@ _IS_IMMUTABLE = (
 CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice first."
 
 
-class SpeakerExistsError(SpeakerRequestError):
+class SpeakerExistsError(SpeakerRequestError, status=409):
     """The name is taken.
 
     Args:
-        hint: Why that is in the way, and what helps; ends the message.
+        hint: Why that is a conflict, and the next step; ends the message.
     """
-
-    http_status = HTTPStatus.CONFLICT
 
     def __init__(self, name: str, hint: str = _IS_IMMUTABLE):
         super().__init__(f"Voice {name!r} is already registered {hint}")
 
 
+class AlreadyDoneError(SpeakerRequestError, status=409):
+    """The request was done before, and its voice is deleted since (409).
+
+    Attributes:
+        speaker_id: Of the voice that it registered, or deleted.
+    """
+
+    def __init__(self, speaker_id: str):
+        super().__init__(
+            f"Voice {speaker_id!r}, which the first request with this Idempotency-Key "
+            "registered, is deleted. Send another key to register it again."
+        )
+        self.speaker_id = speaker_id
+
+
 class ConsentRequiredError(SpeakerRequestError):
-    """The operator wants a consent recording for each voice, and here is none."""
+    """The operator requires a consent recording for each voice; none was named."""
 
     text = (
         "Invalid consent: this server registers a voice only with a consent "
@@ -159,10 +171,8 @@ class ConsentRequiredError(SpeakerRequestError):
     )
 
 
-class ConsentNotFoundError(SpeakerRequestError):
+class ConsentNotFoundError(SpeakerRequestError, status=404):
     """There is no consent recording with this id (404)."""
-
-    http_status = HTTPStatus.NOT_FOUND
 
     def __init__(self, consent_id: str):
         super().__init__(
@@ -171,25 +181,23 @@ class ConsentNotFoundError(SpeakerRequestError):
         )
 
 
-# A setting, and what it is called in the entry of a tenant.
+# A setting, and the field of a tenant's entry with the same meaning.
 _MAX_VOICES = "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices"
 _MAX_AUDIO = "SPEAKER_CACHE_AUDIO_MAX_BYTES", "max_audio_bytes"
 
 
 def _raised(limit: tuple[str, str], is_tenants: bool) -> str:
     setting, field = limit
-    of_tenant = f"have {field} raised, of this key's tenant"
+    of_tenant = f"have {field} of this key's tenant raised"
     return of_tenant if is_tenants else f"raise {setting}"
 
 
-class ConsentInUseError(SpeakerRequestError):
-    """Voices stand on the consent recording (409).
+class ConsentInUseError(SpeakerRequestError, status=409):
+    """A consent recording cannot be deleted, as voices name it as their consent (409).
 
     Attributes:
-        voices: Ids and names of some of them.
+        voices: Ids and names of some of these voices.
     """
-
-    http_status = HTTPStatus.CONFLICT
 
     def __init__(self, consent_id: str, voices: Sequence[tuple[str, str]]):
         names = ", ".join(repr(name) for _, name in voices)
@@ -200,10 +208,9 @@ class ConsentInUseError(SpeakerRequestError):
         self.voices = tuple(voices)
 
 
-class SpeakerLimitError(SpeakerRequestError):
-    """The registry holds as many speakers as it may, or as the tenant's may be."""
+class SpeakerLimitError(SpeakerRequestError, status=409):
+    """The catalogue, or the tenant, has as many speakers as it may have (409)."""
 
-    http_status = HTTPStatus.CONFLICT
     what = "voices are registered"
 
     def __init__(self, limit: int, *, is_tenants: bool = False):
@@ -219,10 +226,8 @@ class ConsentLimitError(SpeakerLimitError):
     what = "consent recordings are kept"
 
 
-class AudioBudgetError(SpeakerRequestError):
-    """The reference audio of all voices may not take more bytes on disk (409)."""
-
-    http_status = HTTPStatus.CONFLICT
+class AudioBudgetError(SpeakerRequestError, status=409):
+    """The clip exceeds the byte limit of all or of a tenant's reference audio (409)."""
 
     def __init__(self, max_bytes: int, *, is_tenants: bool = False):
         super().__init__(
@@ -239,17 +244,14 @@ class InvalidBundleError(SpeakerRequestError):
         super().__init__(f"Invalid bundle: {reason}; nothing was changed.")
 
 
-class DownloadsOffError(SpeakerRequestError):
-    """The operator does not let reference audio out (403)."""
+class DownloadsOffError(SpeakerRequestError, status=403):
+    """The operator has turned downloads of reference audio off (403)."""
 
-    http_status = HTTPStatus.FORBIDDEN
     text = "This server does not give reference audio back (SPEAKER_AUDIO_DOWNLOAD=0)."
 
 
-class RequestTooLargeError(SpeakerRequestError):
+class RequestTooLargeError(SpeakerRequestError, status=413):
     """The body of a request has more bytes than the route takes (413)."""
-
-    http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
     def __init__(self, max_bytes: int):
         super().__init__(
@@ -264,15 +266,13 @@ class ServerFaultError(TTSCacheError):
 
 
 class NoTenantError(ServerFaultError):
-    """It is not known whose request is worked on, so no voice is looked up for it."""
+    """The tenant of a request is not known, so no voice is looked up for it."""
 
-    text = "It is not known which tenant this request is of."
+    text = "The tenant of this request is not known, so no voice was looked up for it."
 
 
-class ServerBusyError(ServerFaultError):
-    """A queue or a number of things done at once is at its bound (503)."""
-
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
+class ServerBusyError(ServerFaultError, status=503):
+    """A queue is full, too many calls run at once, or the server stops (503)."""
 
     def __init__(self, what: str, retry_after_seconds: int):
         super().__init__(
@@ -281,16 +281,15 @@ class ServerBusyError(ServerFaultError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class DeletionPendingError(ServerFaultError):
-    """A voice is deleted, but not yet everything of it is gone (503).
+class DeletionPendingError(ServerFaultError, status=503):
+    """A voice is deleted, but its deletion is not finished (503).
 
     Attributes:
-        files_removed: Whether nothing of it is left on disk.
-        waiting_for: API servers that have not confirmed that they and their workers
-            have deleted it.
+        files_removed: Whether all its files are removed.
+        waiting_for: Number of API servers that have not confirmed that they and their
+            workers have deleted it.
     """
 
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
     retry_after_seconds = 1
 
     def __init__(self, name: str, *, files_removed: bool, waiting_for: int):
@@ -309,13 +308,12 @@ class DeletionPendingError(ServerFaultError):
 
 
 class StorageError(ServerFaultError):
-    """A tier, the source store or the registry failed."""
+    """The catalogue, the stored files or a tier of the cache failed."""
 
 
-class StorageFullError(StorageError):
+class StorageFullError(StorageError, status=507):
     """There is no space left where speakers are stored."""
 
-    http_status = HTTPStatus.INSUFFICIENT_STORAGE
     text = (
         "There is no space left where voices are stored or received; nothing was "
         "changed. Free some space, or point SPEAKER_SAMPLES_DIR (received files: "
@@ -323,10 +321,8 @@ class StorageFullError(StorageError):
     )
 
 
-class StorageBusyError(StorageError):
+class StorageBusyError(StorageError, status=503):
     """Another process has held the catalogue's write lock for too long (503)."""
-
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(self, retry_after_seconds: int):
         super().__init__(
@@ -338,17 +334,15 @@ class StorageBusyError(StorageError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class StorageUnavailableError(StorageError):
+class StorageUnavailableError(StorageError, status=503):
     """The database of the catalogue cannot be reached, or does not answer (503).
 
     Args:
         where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and users.
-        was_cut_off: Whether a connection was refused or lost: nobody knows what became
-            of a transaction on it. Else it was full, or busy with others.
+        was_cut_off: Whether a connection was refused or lost, so that a transaction on
+            it may or may not be committed. Else the database was full or busy.
     """
-
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(
         self,
@@ -369,7 +363,7 @@ class StorageUnavailableError(StorageError):
         self._log_text = f"The voice catalogue {where} is down: {detail}."
 
 
-class ObjectStoreError(StorageError):
+class ObjectStoreError(StorageError, status=503):
     """The object store does not answer, or not as it should (503).
 
     Args:
@@ -377,13 +371,11 @@ class ObjectStoreError(StorageError):
         detail: What happened, for the operator: it may name hosts and objects.
     """
 
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
-
     def __init__(self, where: str, detail: str, retry_after_seconds: int = 5):
         super().__init__(
             "The object store where voices are kept does not answer as it should, and "
-            "this server's log says why. What is on this machine speaks on. Try again "
-            f"in {retry_after_seconds} s."
+            "this server's log says why. Voices that this machine has a copy of still "
+            f"speak. Try again in {retry_after_seconds} s."
         )
         self.retry_after_seconds = retry_after_seconds
         self._log_text = f"The object store {where} is down: {detail}."
@@ -410,60 +402,52 @@ class EncodeError(ServerFaultError):
 
 
 class GoneError(EncodeError):
-    """What a request was to speak with went while it was prepared: resolve it again."""
+    """Data that a request's prompt names was deleted before it ran: resolve it anew."""
 
 
 class AudioGoneError(GoneError):
-    """The reference audio is not stored (any more): whoever has it may store it."""
+    """The reference audio is not stored (any more); a caller with it may store it."""
 
     def __init__(self, audio_sha256: str):
         super().__init__("The reference audio is not stored (any more).")
         self.audio_sha256 = audio_sha256
 
 
-class SpeakerReplacedError(GoneError):
+class SpeakerReplacedError(GoneError, status=503):
     """Another clip was registered under the voice's name meanwhile (503).
 
     Attributes:
         retry_after_seconds: When it is worth trying again.
     """
 
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
-
     retry_after_seconds = 2
 
     def __init__(self, name: str):
         super().__init__(
-            f"Voice {name!r} is being replaced: each time that its encodings were "
-            "there for this request, it had another clip. Try again in "
-            f"{self.retry_after_seconds} s, when that is over."
+            f"Voice {name!r} is being replaced: each time that this request had its "
+            "encodings, another clip was registered under the name. Try again in "
+            f"{self.retry_after_seconds} s."
         )
-        self.name = name
-
-    @property
-    def log_text(self) -> str:
-        """The message without the name."""
-        return "A voice was replaced each time that a request had its encodings."
+        self._log_text = (
+            "A voice was replaced each time that a request had its encodings."
+        )
 
 
 class EncodersChangedError(GoneError):
     """The workers have other encoders than this process knew of."""
 
-    def __init__(self) -> None:
-        super().__init__("The model was loaded anew, with other encoders. Try again.")
+    text = "The model was loaded anew, with other encoders. Try again."
 
 
-class EncodeTimeoutError(ServerFaultError):
-    """An encoding did not arrive in time; it may still be under way."""
+class EncodeTimeoutError(ServerFaultError, status=503):
+    """An encoding did not arrive in time; its encode may still be queued or running."""
 
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
-
-    # By then it may be there; what is asked for too early waits for it once more.
+    # The encoding may be stored by then; an earlier request waits for it again.
     retry_after_seconds = 10
 
 
 class WorkerRPCError(ServerFaultError):
-    """A worker answered an RPC with an error, or with nothing we understand."""
+    """A worker answered an RPC with an error, or its answer cannot be read."""
 
 
 class CheckpointError(TTSCacheError):
@@ -474,11 +458,11 @@ class CheckpointError(TTSCacheError):
 
 
 class RemoteError(TTSCacheError):
-    """A server that we are a client of did not do what it was asked for."""
+    """A server that our client called did not do what the client asked for."""
 
 
 class ServerUnreachableError(RemoteError):
-    """Nobody answers at the URL, or the connection broke."""
+    """No server answers at the URL, or the connection broke."""
 
     def __init__(
         self,
@@ -491,7 +475,7 @@ class ServerUnreachableError(RemoteError):
 
 
 class ServerAnswerError(RemoteError):
-    """The server refused the request, or failed: with which HTTP ``status``."""
+    """The server refused the request, or failed, and answered with ``status``."""
 
     def __init__(
         self, status: int, reason: str, retry_after_seconds: float | None = None
@@ -502,15 +486,15 @@ class ServerAnswerError(RemoteError):
 
 
 class NotThereError(ServerAnswerError):
-    """The server has the route, and no voice or recording that is called so (404)."""
+    """The server has the route, and no voice or recording of the given name (404)."""
 
 
 class RouteMissingError(ServerAnswerError):
-    """The server runs without this plugin, or with a version that cannot do it."""
+    """The server runs without this plugin, or with a version that lacks the route."""
 
     def __init__(self, status: int, method: str, path: str):
         super().__init__(
             status,
             f"The server knows no {method} {path}. Is vllm-tts-cache loaded there, in "
-            "this version? `vllm-tts-cache doctor` looks",
+            "this version? Check it with `vllm-tts-cache doctor`",
         )

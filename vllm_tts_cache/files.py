@@ -1,4 +1,4 @@
-"""Files that a reader sees all of or nothing, private to their owner."""
+"""Writes files that a reader sees whole or not at all, private to their owner."""
 
 import ctypes
 import errno
@@ -10,11 +10,18 @@ from pathlib import Path
 
 from vllm_tts_cache.errors import StorageError, StorageFullError
 
-# Private names in a directory of somebody else's begin like this.
+# Begins the names of unfinished files in a directory that is not ours.
 PARTIAL_PREFIX = ".partial-"
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+
+# A file that is truncated on a full disk, so that deletions have space: SQLite's log
+# needs 190 KB to delete one voice of 60,000 that have long texts and many labels, and
+# 2.8 MB for 32 that expire together.
+BALLAST = "ballast"
+BALLAST_BYTES = 4 << 20
+_LEAST_BALLAST_BYTES = 64 << 10
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -41,7 +48,7 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=DIRECTORY_MODE)
-    # A new directory lives in its parent, as a renamed file does.
+    # The parent directory stores the new name, as it does after a rename.
     sync_directory(path.parent)
 
 
@@ -50,7 +57,7 @@ def publish(path: Path, data: bytes, *, prefix: str = PARTIAL_PREFIX) -> None:
 
     Raises:
         StorageFullError: No space is left; ``path`` is as it was.
-        StorageError: Any other failure to write; ``path`` is as it was.
+        StorageError: Another failure; ``path`` is as it was, or has all of ``data``.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,9 +70,9 @@ def publish(path: Path, data: bytes, *, prefix: str = PARTIAL_PREFIX) -> None:
 
 
 def publish_once(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` unless it is there, whoever else does so now.
+    """Write ``data`` to ``path`` unless the file exists; safe beside other processes.
 
-    Not by a rename: the first file stays, and is whole when it appears.
+    By a hard link, not a rename: the first file stays, and is whole when it appears.
 
     Raises: OSError.
     """
@@ -81,10 +88,9 @@ def publish_once(path: Path, data: bytes) -> None:
 
 
 def write_private(directory: Path, data: bytes, prefix: str = "") -> Path:
-    """Write a new file of a random name, durably, for whoever renames it.
+    """Write a new file of a random name, durably; the caller renames or unlinks it.
 
-    Raises:
-        OSError: It was not written, and nothing is left of it.
+    Raises: OSError: It was not written, and the partial file is removed.
     """
     handle, name = tempfile.mkstemp(dir=directory, prefix=prefix)
     try:
@@ -99,7 +105,7 @@ def write_private(directory: Path, data: bytes, prefix: str = "") -> Path:
 
 
 def sync_directory(path: Path) -> None:
-    """Make a rename in ``path`` durable; a rename lives in its directory."""
+    """Make a rename in the directory ``path`` durable: the directory stores it."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -107,18 +113,63 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def fill_ballast(directory: Path) -> None:
+    """Fill a directory's ballast up, if at least as much stays free beside it.
+
+    An OSError is ignored: a ballast that is filled in part is of use as well.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    with suppress(OSError):
+        handle = os.open(directory / BALLAST, flags, FILE_MODE)
+        with os.fdopen(handle, "ab") as file:
+            missing = BALLAST_BYTES - file.tell()
+            if 0 < missing < free_bytes(directory) - BALLAST_BYTES:
+                # A file system that compresses would store zeros in no space.
+                file.write(os.urandom(missing))
+                file.flush()
+                os.fsync(handle)
+
+
+def give_up_ballast(directory: Path) -> bool:
+    """Free half of a directory's ballast; False if none is left.
+
+    Not all of it: other requests may fill what is freed, and the next deletion needs
+    space as well. Raises: StorageError.
+    """
+    path = directory / BALLAST
+    with storage_errors(path):
+        num_bytes = path.stat().st_size if path.exists() else 0
+        is_last = num_bytes <= _LEAST_BALLAST_BYTES
+        if num_bytes:
+            os.truncate(path, 0 if is_last else num_bytes // 2)
+    return num_bytes > 0
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes the path's file system has for us. Raises: OSError."""
+    file_system = os.statvfs(path)
+    return file_system.f_bavail * file_system.f_frsize
+
+
 def read_whole(name: str) -> bytes | None:
     """A file's bytes; None if it is not there.
 
-    Raises:
-        StorageError: It could not be read.
+    Raises: StorageError: It could not be read.
     """
     # The bare calls: this is most of a disk hit, and a file object and a context
     # manager take as long as the kernel does.
     try:
         handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _read_all(handle, os.fstat(handle).st_size)
+            num_bytes = os.fstat(handle).st_size
+            # One byte more than the file has: a shorter read shows that it ends there.
+            data = os.read(handle, num_bytes + 1)
+            if len(data) == num_bytes:
+                return data
+            parts = [data]
+            while parts[-1]:
+                parts.append(os.read(handle, 1 << 20))
+            return b"".join(parts)
         finally:
             os.close(handle)
     except FileNotFoundError:
@@ -128,7 +179,7 @@ def read_whole(name: str) -> bytes | None:
 
 
 def shared_file_system(path: Path) -> str | None:
-    """The kind of file system the path is on, if several hosts may share it."""
+    """The name of the path's file system if several hosts may share it, else None."""
     # struct statfs begins with f_type, a long, and is shorter than this.
     buffer = ctypes.create_string_buffer(512)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -152,14 +203,3 @@ def storage_error(path: Path | str, error: OSError) -> StorageError:
     if error.errno in _FULL:
         return StorageFullError()
     return StorageError(f"{path}: {error.strerror or error}")
-
-
-def _read_all(handle: int, num_bytes: int) -> bytes:
-    # One byte more than there should be: a read that falls short has met the end.
-    data = os.read(handle, num_bytes + 1)
-    if len(data) == num_bytes:
-        return data
-    parts = [data]
-    while parts[-1]:
-        parts.append(os.read(handle, 1 << 20))
-    return b"".join(parts)

@@ -1,7 +1,7 @@
-"""What is logged and shown: no flood of warnings, no control characters.
+"""Logging without floods of warnings, and text without control characters.
 
-A failing disk or worker cannot fill a log (`ThrottledLog`), and a text of others is one
-line on a terminal and moves no cursor (`printable`).
+A failing disk or worker cannot fill a log (`ThrottledLog`), and a foreign text shows as
+one line on a terminal and moves no cursor (`printable`).
 """
 
 import logging
@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from cachetools import LRUCache
 
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
 INTERVAL_SECONDS = 60.0
-# A cause is a few words of code, not of a client; this is for the one that is not.
+# Causes are constants of the code; this bounds memory if one is not.
 _MAX_CAUSES = 256
 
 _MAX_CHARS = 1000
@@ -23,12 +25,14 @@ class ThrottledLog:
     """Writes at most one line per cause and minute; safe in any thread."""
 
     def __init__(
-        self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic
+        self,
+        logger: logging.Logger = logger,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._logger = logger
         self._clock = clock
         self._lock = threading.Lock()
-        # By its cause: when the last line was logged, and how many were left out since.
+        # cause -> (time of its last line, number of lines suppressed since).
         self._causes = LRUCache[str, tuple[float, int]](_MAX_CAUSES)
 
     def warn_of(
@@ -40,14 +44,14 @@ class ThrottledLog:
     ) -> None:
         """Log a warning, unless its cause had a line within the last minute.
 
-        The next line of a cause says how many were left out before it.
+        The next line of a cause says how many were suppressed before it.
 
         Args:
             cause: What goes wrong, as a constant: "reading an encoding". No address
                 and no name, or a thousand voices on a full disk are a thousand lines.
             message: The line, with ``%``-placeholders for the values, as in `logging`.
-            values: What stands in them; may name the one voice that it happened to.
-            mistake: Of ours, whose traceback goes with the line.
+            values: For the placeholders; may name the one voice that is concerned.
+            mistake: An exception from a bug of ours; its traceback is logged, too.
         """
         now = self._clock()
         with self._lock:
@@ -59,12 +63,12 @@ class ThrottledLog:
         line = message % values if values else message
         if num_suppressed:
             line += f" ({num_suppressed} more like this were not logged)"
-        # The caller's own line, not this one, where a formatter shows it.
+        # A formatter that shows the source line shows the caller's, not this one.
         self._logger.warning("%s", line, stacklevel=2, exc_info=mistake)
 
 
 def printable(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """Spell out control and invisible characters, and cut what is long."""
+    """Cut a text at ``max_chars``, then escape control and invisible characters."""
     shown = text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
     if shown.isprintable():
         return shown
@@ -75,10 +79,10 @@ def printable(text: str, max_chars: int = _MAX_CHARS) -> str:
 
 
 def utf8(text: str) -> str:
-    """Put ``?`` in the place of stray bytes, as the name of a file may hold."""
+    """Replace stray bytes, which the name of a file may hold, by ``?``."""
     return text.encode(errors="replace").decode()
 
 
 def encodable(text: str) -> str:
-    """Spell out halves of characters, which no answer, log or file can hold."""
+    """Escape lone surrogates, which no answer, log or file can hold."""
     return text.encode(errors="backslashreplace").decode()

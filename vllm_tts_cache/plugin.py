@@ -1,4 +1,4 @@
-"""Entry points. They only name things; nothing heavy is imported to load them.
+"""Entry points: each attaches what its process needs, and imports it only then.
 
 Which group runs where (vLLM-Omni 0.30):
 
@@ -24,10 +24,9 @@ _ENGINE_CORE = "vllm_omni.engine.stage_engine_core_proc"
 
 
 def register() -> None:
-    """Attach everything this process needs; safe to call again and again.
+    """Attach everything this process needs; a second call changes nothing.
 
-    Raises:
-        ConfigError: A setting is wrong; the message names the variable.
+    Raises: ConfigError: A setting is wrong; the message names the variable.
     """
     if not _is_wanted():
         return

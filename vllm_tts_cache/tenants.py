@@ -1,10 +1,9 @@
-"""Tenants: whose keys are whose, and how much each may keep; from one JSON file.
+"""Tenants: which API keys belong to which tenant, and its limits; from one JSON file.
 
-The file may change while the server is at work: `TenantKeys` looks for that.
+The file may change while the server runs: `TenantKeys` checks every second.
 """
 
 import hashlib
-import logging
 import re
 import stat
 import threading
@@ -19,10 +18,11 @@ import msgspec
 from msgspec import Meta
 
 from vllm_tts_cache.errors import ConfigError, NoTenantError, UnauthorizedError
+from vllm_tts_cache.logs import logger
 
 VARIABLE = "SPEAKER_TENANTS_FILE"
 MAX_BYTES = 4 * 1024 * 1024
-# What is there without a file, and what was registered before there was one.
+# The only tenant without a file; it keeps what was registered before there was one.
 DEFAULT_TENANT = "default"
 
 _HASHED = "sha256:"
@@ -38,12 +38,12 @@ _Positive = Annotated[int, Meta(ge=1, le=2**53)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tenant may have; None leaves it to the limit of all together.
+    """What one tenant may have; None means that only the limit of all tenants applies.
 
     Attributes:
         max_voices: Registered voices, and consent recordings.
         max_audio_bytes: Registered reference audio, each clip counted once.
-        max_inline: Inline references that are fetched or encoded at once.
+        max_inline: Inline references that may be fetched or encoded at once.
     """
 
     max_voices: int | None = None
@@ -56,7 +56,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Whose voices a request is about."""
+    """The owner of the voices that a request uses."""
 
     name: str = DEFAULT_TENANT
     limits: Limits = NO_LIMITS
@@ -73,7 +73,7 @@ class Caller:
     tenant: Tenant | None
 
 
-ALONE = Tenant()  # where there are no others
+ALONE = Tenant()  # without a tenants file
 
 
 class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -91,32 +91,32 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """All keys, and whose they are.
+    """All API keys with their callers.
 
     Attributes:
-        callers: By the SHA-256 of their keys: a key that is nearly right has a digest
-            of which nothing is right, so the time of a look-up says nothing of keys.
-        tenants: Those that have a key, by their names.
+        callers: By the SHA-256 of their keys: a nearly right key has an entirely
+            different digest, so the time of a lookup reveals nothing about keys.
+        tenants: The tenants that have a key, by name.
     """
 
     callers: Mapping[bytes, Caller]
     tenants: Mapping[str, Tenant]
 
     def caller(self, key: str) -> Caller | None:
-        """Return who has this key."""
+        """Return the caller that has this key; None if no caller has it."""
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
         return self.callers.get(digest)
 
 
 def parse(data: bytes, where: str) -> Keyring:
-    """Return the keys of a file's content.
+    """Parse the content of a tenants file.
 
     Args:
         data: JSON; see ``docs/tenants.md``.
         where: The file, for messages.
 
     Raises:
-        ConfigError: It is wrong; the message has the line or the field, and no key.
+        ConfigError: It is invalid; the message has the line or the field, and no key.
     """
     file = _decoded(data, where)
     callers: dict[bytes, Caller] = {}
@@ -125,16 +125,17 @@ def parse(data: bytes, where: str) -> Keyring:
         for number, key in enumerate(keys):
             if (digest := _digest(key)) is None:
                 reason = "sha256: is followed by 64 hex digits"
-                raise _wrong(where, f"{reason} - at `{place}[{number}]`")
+                raise _invalid(where, f"{reason} - at `{place}[{number}]`")
             if digest in callers:
-                raise _wrong(where, f"the key is there twice - at `{place}[{number}]`")
+                reason = "the key is there twice"
+                raise _invalid(where, f"{reason} - at `{place}[{number}]`")
             callers[digest] = caller
 
     tenants: dict[str, Tenant] = {}
     for index, entry in enumerate(file.tenants):
         place = f"$.tenants[{index}]"
         if entry.name in tenants:
-            raise _wrong(where, f"{entry.name!r} is there twice - at `{place}.name`")
+            raise _invalid(where, f"{entry.name!r} is there twice - at `{place}.name`")
         limits = msgspec.convert(entry, Limits, from_attributes=True)
         tenants[entry.name] = Tenant(name=entry.name, limits=limits)
         add(entry.keys, Caller(tenant=tenants[entry.name]), f"{place}.keys")
@@ -145,48 +146,45 @@ def parse(data: bytes, where: str) -> Keyring:
 
 def _decoded(data: bytes, where: str) -> _File:
     if len(data) > MAX_BYTES:
-        raise _wrong(where, f"it has more than {MAX_BYTES // 1024**2} MiB")
+        raise _invalid(where, f"it has more than {MAX_BYTES // 1024**2} MiB")
     try:
         return msgspec.json.decode(data, type=_File)
     except msgspec.ValidationError as exc:
-        raise _wrong(where, str(exc)) from exc
+        raise _invalid(where, str(exc)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         byte = _BYTE.search(str(exc))
-        end = len(data) if byte is None else int(byte[1])  # it was truncated
+        end = len(data) if byte is None else int(byte[1])  # truncated
         line = data.count(b"\n", 0, end) + 1
-        raise _wrong(where, f"line {line}: {_BYTE.sub('', str(exc))}") from exc
+        raise _invalid(where, f"line {line}: {_BYTE.sub('', str(exc))}") from exc
 
 
-def _wrong(where: str, reason: str) -> ConfigError:
+def _invalid(where: str, reason: str) -> ConfigError:
     return ConfigError(f"{VARIABLE}={where}: {reason}")
 
 
 def _digest(key: str) -> bytes | None:
-    """The SHA-256 of a key that is given plainly, or as that; None if it is neither."""
+    """The SHA-256 of a plain key or of one given as ``sha256:HEX``; None if invalid."""
     if not key.lower().startswith(_HASHED):
         return hashlib.sha256(key.encode()).digest()
     digits = key[len(_HASHED) :]
     return bytes.fromhex(digits) if _HEX.fullmatch(digits) else None
 
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
 LOOK_SECONDS = 1.0
 
-_NOBODY_ELSE = Caller(tenant=ALONE)
+_ONLY_CALLER = Caller(tenant=ALONE)  # without a tenants file
 
 
 class TenantKeys:
-    """The keys of ``SPEAKER_TENANTS_FILE``; any thread may ask.
+    """The keys of ``SPEAKER_TENANTS_FILE``; safe in any thread.
 
     Args:
-        path: None where there are no tenants: then everybody is the one that there is.
+        path: None without a tenants file: then every caller is the tenant `ALONE`.
 
     Attributes:
-        is_on: Whether there are tenants.
+        is_on: Whether there is a tenants file.
 
-    Raises:
-        ConfigError: The file cannot be read, or is wrong.
+    Raises: ConfigError: The file cannot be read, or is invalid.
     """
 
     def __init__(self, path: Path | None):
@@ -202,23 +200,23 @@ class TenantKeys:
 
     @property
     def tenants(self) -> Mapping[str, Tenant]:
-        """Those that have a key, by their names."""
+        """The tenants that have a key, by name."""
         return self._keyring.tenants
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return who sends this header; as vLLM's ``--api-key`` reads it.
+        """Return the caller of an Authorization header, read as by ``--api-key``.
 
-        Raises: UnauthorizedError.
+        Raises: UnauthorizedError: The header holds no key of the file.
         """
         if not self.is_on:
-            return _NOBODY_ELSE
+            return _ONLY_CALLER
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or (found := self._keyring.caller(key)) is None:
             raise UnauthorizedError
         return found
 
     def start(self) -> None:
-        """Look now and then whether the file has changed, in a thread."""
+        """Start a thread that reloads the file when it changes."""
         if self.is_on and self._thread is None:
             self._thread = threading.Thread(
                 target=self._watch, name="tts-cache-tenants", daemon=True
@@ -226,17 +224,17 @@ class TenantKeys:
             self._thread.start()
 
     def shutdown(self) -> None:
-        """Look no longer."""
+        """Stop the thread that reloads the file."""
         self._ended.set()
 
     def reload(self) -> None:
-        """Take in a file that has changed; one that is wrong changes nothing."""
+        """Read the file if it has changed; keep the keys if the new file is invalid."""
         path = self._path
         if path is None or (version := _version_of(path)) == self._version:
             return
-        self._version = version  # of a wrong one there is one line until it changes
+        self._version = version  # so an invalid file is logged once, until it changes
         try:
-            # Whole, and at once for whoever asks.
+            # One assignment: a thread sees the old keys or the new ones, never a mix.
             self._keyring = _read(path)
         except ConfigError as exc:
             logger.error("%s. The keys stay as they were.", exc)
@@ -257,11 +255,8 @@ def _read(path: Path) -> Keyring:
         raise ConfigError(f"{VARIABLE}={path}: {reason}") from exc
     keyring = parse(data, str(path))
     if is_open_to_others(path):
-        logger.warning(
-            "%s=%s can be read by everybody on this machine: chmod 600 it.",
-            VARIABLE,
-            path,
-        )
+        message = "%s=%s can be read by everybody on this machine: chmod 600 it."
+        logger.warning(message, VARIABLE, path)
     return keyring
 
 
@@ -274,7 +269,7 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether whoever is not of the owner's group may read the file."""
+    """Whether users outside of the owner's group may read the file."""
     try:
         return bool(path.stat().st_mode & stat.S_IROTH)
     except OSError:
@@ -282,13 +277,13 @@ def is_open_to_others(path: Path) -> bool:
 
 
 # A context variable, because the host's serving class calls through several layers
-# between the route and where a voice is looked up, and takes no more arguments.
+# between the route and the lookup of a voice, and takes no more arguments.
 _speaking: ContextVar[Tenant | None] = ContextVar("speaking_tenant", default=None)
 
 
 @contextmanager
 def speaking_for(tenant: Tenant) -> Generator[None, None, None]:
-    """Look up the voices of this tenant for what the host does inside."""
+    """Have the host, inside the block, look voices up in this tenant."""
     token = _speaking.set(tenant)
     try:
         yield
@@ -297,14 +292,14 @@ def speaking_for(tenant: Tenant) -> Generator[None, None, None]:
 
 
 def is_speaking() -> bool:
-    """Whether a route of ours has the host speak here, and no other one of the host."""
+    """Whether `speaking_for` is open here, as it is for our routes, not the host's."""
     return _speaking.get() is not None
 
 
 def speaking_tenant(keys: TenantKeys) -> Tenant:
-    """Return whose voices the host is to speak with here.
+    """Return the tenant in which the host has to look voices up now.
 
-    Raises: NoTenantError: Nobody said so, and there are several; none is guessed.
+    Raises: NoTenantError: There is a tenants file, and no `speaking_for` block is open.
     """
     if not keys.is_on:
         return ALONE

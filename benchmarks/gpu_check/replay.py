@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.measure import percentile
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.model_executor.encode_work import EncodeDevice
 from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -93,8 +93,7 @@ def on_encode_thread(
 ) -> Callable[[], Encoding]:
     """Encode a clip as the encode thread does: its stream, and its look at memory."""
     encode_device = EncodeDevice(device)
-    num_bytes = encoder.need.of(clip.seconds)
-    return lambda: encode_device.run(lambda: encoder.encode(clip), num_bytes)
+    return lambda: encode_device.run(encoder, clip)
 
 
 def median_ms(act: Act, num_times: int = 5) -> float:

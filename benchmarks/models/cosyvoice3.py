@@ -31,8 +31,8 @@ def own_tokenizer() -> None:
     )
 
     from vllm_tts_cache.audio.reference import ReferenceAudio
+    from vllm_tts_cache.families.cosyvoice3.encoders import load_onnx
     from vllm_tts_cache.families.cosyvoice3.features import tokenizer_frames
-    from vllm_tts_cache.families.networks.onnx import load_onnx
 
     path = Path(os.environ[CHECKPOINT]) / "speech_tokenizer_v3.onnx"
     network = load_onnx(path, num_inputs=2)

@@ -1,8 +1,12 @@
 """A thousand voices are registered at once while streams run."""
 
+import http.client
+import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import AtMost, RatioAtMost, Row, Summary
@@ -16,6 +20,7 @@ CLIP_SECONDS = 1.1
 ASK_SECONDS = 1.0
 TIMEOUT_SECONDS = 1_800.0
 MAX_RPC_PER_SECOND = 10
+MAX_SECONDS, MAX_GAP_RATIO = 30.0, 1.5  # of all registrations; of the streams' p99
 # How we look on is not what is measured.
 STATS_METHOD = "tts_cache_stats"
 
@@ -30,35 +35,54 @@ def run(bench: Bench) -> list[Row]:
     samples: Samples = defaultdict(list)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
-        # Ahead, since they take our own time.
-        voices = {
-            f"bulk-{bench.number()}": clip(CLIP_SECONDS, bench.number())
-            for _ in range(num_voices)
-        }
+        # Ahead, so that the client takes as little as it can of the two cores.
+        requests = [_request(bench, side) for _ in range(num_voices)]
         quiet = bench.pick(full=6.0, quick=3.0)
         with streams.beside(side, quiet, quiet_after_seconds=quiet):
-            _register(bench, side, voices, samples)
+            _register(side, requests, samples)
     return _rows(streams, samples, num_voices)
 
 
-def _register(
-    bench: Bench, side: Side, voices: dict[str, bytes], samples: Samples
-) -> None:
+def _request(bench: Bench, side: Side) -> httpx.Request:
     # In a quick run too the mode that needs every encoder: all of them are counted.
     *_, fields = bench.model.modes.values()
-    fields = {**fields, "precompute": "true"}
+    name = f"bulk-{bench.number()}"
+    request = side.client.http.build_request(
+        "POST",
+        "/v1/audio/voices",
+        data={**fields, "name": name, "consent": "bench", "precompute": "true"},
+        files={"audio_sample": ("clip.wav", clip(CLIP_SECONDS, bench.number()))},
+    )
+    request.read()
+    return request
+
+
+class _Connections(threading.local):
+    """One for each thread."""
+
+    def __init__(self, url: httpx.URL):
+        self._kept = http.client.HTTPConnection(url.host, url.port, timeout=60)
+
+    def send(self, request: httpx.Request) -> None:
+        """Send a request. Raises: RuntimeError unless the answer is a 200."""
+        headers = {k: v for k, v in request.headers.items() if k != "host"}
+        self._kept.request("POST", request.url.path, request.content, headers)
+        answer = self._kept.getresponse()
+        if (said := answer.read()) and answer.status != httpx.codes.OK:
+            raise RuntimeError(f"{answer.status} {said[:500]!r}")
+
+
+def _register(side: Side, requests: list[httpx.Request], samples: Samples) -> None:
+    connections = _Connections(side.client.http.base_url)
     encodes, calls = side.encodes(), _num_calls(side)
     began = time.perf_counter()
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        for done in [
-            pool.submit(side.register, name, sample, **fields)
-            for name, sample in voices.items()
-        ]:
+        for done in [pool.submit(connections.send, each) for each in requests]:
             done.result()
     samples[side.name, "answered"].append(time.perf_counter() - began)
     if not side.is_ours:
         return
-    _wait_until_encoded(side, encodes, len(voices))
+    _wait_until_encoded(side, encodes, len(requests))
     took = time.perf_counter() - began
     samples[side.name, "ready"].append(took)
     if calls is not None and (after := _num_calls(side)) is not None:
@@ -107,6 +131,7 @@ def _rows(streams: Bystanders, samples: Samples, num_voices: int) -> list[Row]:
             "s",
             of("ours", "answered"),
             of("stock", "answered"),
+            target=AtMost(MAX_SECONDS) if num_voices == NUM_VOICES else None,
             note=f"{NUM_AT_ONCE} connections",
         ),
         Row(
@@ -127,4 +152,4 @@ def _rows(streams: Bystanders, samples: Samples, num_voices: int) -> list[Row]:
                 note="until all are encoded",
             )
         )
-    return rows + streams.rows(target=RatioAtMost(1.2))
+    return rows + streams.rows(target=RatioAtMost(MAX_GAP_RATIO))

@@ -30,7 +30,10 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
 ):
     clips = write_clip(tmp_path / "alice.wav"), write_clip(tmp_path / "bob.flac", 300)
     out = tmp_path / "new" / "encodings.safetensors"
+    out.parent.mkdir()
+    (out.parent / ".partial-export-of-killed").write_bytes(b"half of alice")
     assert run("--model", default_checkpoint, "-o", out, *clips) == 0
+    assert list(out.parent.iterdir()) == [out]
     load = default_family().part("encoders_part")
     encoders = load(default_checkpoint, torch.device("cpu"))
     with safe_open(out, "numpy") as file:

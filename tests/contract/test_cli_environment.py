@@ -89,6 +89,11 @@ def called(arguments, environ, folder, program=MAIN, **options):
     )
 
 
+def ran(command, given, folder):
+    environ = environ_of(given, folder)
+    return subprocess.run(command, capture_output=True, check=False, env=environ)
+
+
 def what_is_wrong(done, status):
     """Why a command that ended so is not what somebody may expect; None if it is."""
     said = (done.stdout + done.stderr).decode(errors="replace")
@@ -105,9 +110,8 @@ async def url(default_checkpoint, tmp_path, monkeypatch):
     async with running(made) as server, listening(server.app) as port:
         answer = await server.register(NAME, SPEECH.path.read_bytes())
         answer.raise_for_status()
-        bundle = await server.client.get(
-            f"/v1/audio/voices/{answer.json()['id']}/bundle"
-        )
+        path = f"/v1/audio/voices/{answer.json()['id']}/bundle"
+        bundle = await server.client.get(path)
         (tmp_path / "小.voice").write_bytes(bundle.content)
         yield f"http://127.0.0.1:{port}"
 
@@ -249,26 +253,18 @@ async def test_a_proxy_that_is_up_is_asked(url, tmp_path):
     ("arguments", "status"), ((("rm", "ann"), 3), (("import", "-"), 1))
 )
 def test_a_closed_input_is_an_empty_one(arguments, status, tmp_path):
-    command = [sys.executable, "-c", MAIN, "voices", *arguments]
-    done = subprocess.run(
-        ["sh", "-c", '"$@" <&-', "sh", *command],
-        capture_output=True,
-        check=False,
-        env=environ_of({"SPEAKER_URL": DOWN}, tmp_path),
-    )
+    program = [sys.executable, "-c", MAIN, "voices", *arguments]
+    command = ["sh", "-c", '"$@" <&-', "sh", *program]
+    done = ran(command, {"SPEAKER_URL": DOWN}, tmp_path)
     assert what_is_wrong(done, status) is None
 
 
 def test_voices_are_kept_in_a_directory_of_any_name(tmp_path):
+    command = [sys.executable, "-c", SEVERAL, "verify", ";", "gc", "--dry-run"]
     for name, environ in (("a\udced", {}), ("小", ASCII)):
         open_store(Settings(samples_dir=tmp_path / name)).close()
         given = {**environ, "SPEAKER_SAMPLES_DIR": str(tmp_path / name)}
-        done = subprocess.run(
-            [sys.executable, "-c", SEVERAL, "verify", ";", "gc", "--dry-run"],
-            capture_output=True,
-            check=False,
-            env=environ_of(given, tmp_path),
-        )
+        done = ran(command, given, tmp_path)
         assert what_is_wrong(done, 0) is None
         assert done.stderr.split()[-2:] == [b"0", b"0"]
 
@@ -276,12 +272,7 @@ def test_voices_are_kept_in_a_directory_of_any_name(tmp_path):
 def test_closed_and_full_outputs_are_said(tmp_path):
     command = [sys.executable, "-c", MAIN, "families", "--json"]
     for redirected, status in ((">&-", 1), ("2>&-", 0), ("> /dev/full", 1)):
-        done = subprocess.run(
-            ["sh", "-c", f'"$@" {redirected}', "sh", *command],
-            capture_output=True,
-            check=False,
-            env=environ_of({}, tmp_path),
-        )
+        done = ran(["sh", "-c", f'"$@" {redirected}', "sh", *command], {}, tmp_path)
         assert done.returncode == status
         assert done.stderr.count(b"\n") == status, done.stderr.decode()
 
@@ -293,9 +284,8 @@ def as_nobody(*command, **environ):
         pytest.skip("needs root, and setpriv")
     reads = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     user = ["--reuid=12345", "--regid=12345", "--clear-groups", *reads]
-    kept = {
-        name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ
-    }
+    known = ("PATH", "PYTHONPATH")
+    kept = {name: os.environ[name] for name in known if name in os.environ}
     return subprocess.run(
         [setpriv, *user, sys.executable, *command],
         cwd=Path(__file__).parents[2],

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,23 +20,14 @@ from vllm_tts_cache.store.opening import open_store
 def directory(tmp_path, monkeypatch):
     path = tmp_path / "speakers"
     monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(path))
-    store = open_store(load_settings())
-    store_clip(store, clip(1), name="kept")
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        store_clip(store, clip(1), name="kept")
     return path
 
 
 def gc(capsys, *options, status=0):
     assert main(["gc", "--json", *map(str, options)]) == status
     return json.loads(capsys.readouterr().out)
-
-
-def names():
-    store = open_store(load_settings())
-    try:
-        return list(store.iter_names())
-    finally:
-        store.close()
 
 
 def test_a_tidy_directory_stays_as_it_is(directory, capsys):
@@ -54,9 +46,8 @@ def test_a_tidy_directory_stays_as_it_is(directory, capsys):
 
 
 def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys):
-    store = open_store(load_settings())
-    ref = store_clip(store, clip(2), name="over")
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        ref = store_clip(store, clip(2), name="over")
     with sqlite3.connect(directory / FILE_NAME) as db:
         past = time.time() - 60
         db.execute("UPDATE speaker SET expires_at = ? WHERE name = 'over'", (past,))
@@ -65,15 +56,15 @@ def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys)
     assert would["expired"] == ["over"]
     assert list(directory.rglob(f"{ref.audio_sha256}*"))
     assert gc(capsys)["expired"] == ["over"]
-    assert names() == ["kept"]
+    with closing(open_store(load_settings())) as store:
+        assert list(store.iter_names()) == ["kept"]
     assert not list(directory.rglob(f"{ref.audio_sha256}*"))
 
 
 def test_what_a_killed_process_left_is_finished(directory, capsys):
-    store = open_store(load_settings())
-    ref = store_clip(store, clip(2), name="gone")
-    store.registrations.delete("gone")  # and nobody removes its files
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        ref = store_clip(store, clip(2), name="gone")
+        store.registrations.delete("gone")  # and nobody removes its files
     would = gc(capsys, "--dry-run")
     assert any("not finished" in line for line in would["problems"])
     assert list(directory.rglob(f"{ref.audio_sha256}*"))
@@ -86,11 +77,10 @@ def test_what_a_killed_process_left_is_finished(directory, capsys):
 def test_inline_audio_over_its_budget_goes_and_voices_stay(
     directory, capsys, monkeypatch
 ):
-    store = open_store(load_settings())
-    for seed in range(3, 6):
-        store_clip(store, clip(seed), Segment.INLINE)
-    assert store.has_audio(ref_of(clip(3)).audio_sha256)
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        for seed in range(3, 6):
+            store_clip(store, clip(seed), Segment.INLINE)
+        assert store.has_audio(ref_of(clip(3)).audio_sha256)
     monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "40000")
     would = gc(capsys, "--dry-run")
     assert would["over_budget_bytes"]["inline audio"] > 0
@@ -98,16 +88,14 @@ def test_inline_audio_over_its_budget_goes_and_voices_stay(
     found = gc(capsys)
     assert found["evicted_files"] == 2
     assert gc(capsys)["over_budget_bytes"] == {}
-    store = open_store(load_settings())
-    assert store.has_audio(ref_of(clip(1)).audio_sha256)
-    assert store.has_audio(ref_of(clip(5)).audio_sha256)  # the last that was used
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        assert store.has_audio(ref_of(clip(1)).audio_sha256)
+        assert store.has_audio(ref_of(clip(5)).audio_sha256)  # the last that was used
 
 
 def test_what_cannot_be_mended_is_status_1(directory, capsys):
-    store = open_store(load_settings())
-    path = store.files.file_name(ref_of(clip(1)).audio_sha256, "audio")
-    store.close()
+    with closing(open_store(load_settings())) as store:
+        path = store.files.file_name(ref_of(clip(1)).audio_sha256, "audio")
     with Path(path).open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")

@@ -10,14 +10,7 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.engine.serialization import serialize_additional_information
 
 from tests.contract.test_failed_prefix import hooked, num_cached, step
-from tests.families.cases import default_case
-from tests.real_scheduler import (
-    BLOCK_SIZE,
-    STOP,
-    new_request,
-    new_scheduler,
-    stage_config_of,
-)
+from tests.real_scheduler import BLOCK_SIZE, STOP, new_request, new_scheduler
 from vllm_tts_cache.model_executor.voice_blocks import audio_of
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.reference import FIELD
@@ -26,11 +19,6 @@ from vllm_tts_cache.speaker.rpc_client import DELETE, STATS
 ANN, BOB = "a" * 64, "b" * 64
 NUM_BLOCKS_OF_PROMPT = 5
 OTHER_TOKEN = 8
-
-
-@pytest.fixture(scope="module")
-def stage_config(default_checkpoint):
-    return stage_config_of(default_case(), default_checkpoint)
 
 
 @pytest.fixture

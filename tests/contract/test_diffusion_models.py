@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from vllm_omni.diffusion import registry
 
+from tests.families.serving import message
 from tests.in_process_workers import worker
 from tests.speaking import wav
 from tests.speech_server import Server, running
@@ -47,11 +48,6 @@ def serve(server, name):
     server.handler._diffusion_adapter = None
 
 
-def message(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["message"]
-
-
 async def test_neither_a_clip_nor_an_embedding_is_stored(server):
     for name in (*AUDIBLE, "WanPipeline"):
         serve(server, name)
@@ -78,14 +74,19 @@ async def test_of_a_voice_of_another_model_it_is_said_that_it_is_not_spoken_here
     assert said in message(await server.client.post(f"{VOICES}/Ann/cache"))
 
 
+@pytest.mark.parametrize("name", ["PipelineOfTomorrow", None])
 async def test_a_pipeline_that_a_plugin_brought_is_left_to_the_host(
-    server, monkeypatch
+    server, monkeypatch, name
 ):
-    """It may read what the host puts into its prompt."""
-    name = "PipelineOfTomorrow"
+    """It may read what the host puts into its prompt, and a name may be unknown."""
     brought = ("plugin.pipeline", "", "Pipeline")  # as the host's own hook has it
     monkeypatch.setitem(registry._DIFFUSION_MODELS, name, brought)
     serve(server, name)
     assert (await server.register("Ann", wav())).status_code == 200
     answer = await server.client.post(f"{VOICES}/Ann/cache")
     assert "nothing to precompute" in message(answer)
+    shown = (await server.client.get(f"{VOICES}/Ann")).json()
+    assert shown["cache_status"] == "unsupported"
+    assert (await server.client.get("/v1/audio/speaker_cache")).status_code == 200
+    for status in (200, 404):
+        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == status

@@ -13,52 +13,14 @@ import pytest
 from vllm_omni.diffusion.executor.multiproc_executor import MultiprocDiffusionExecutor
 from vllm_omni.diffusion.executor.uniproc_executor import UniProcDiffusionExecutor
 from vllm_omni.diffusion.worker import diffusion_worker
-from vllm_omni.diffusion.worker.diffusion_worker import (
-    DiffusionWorker,
-    WorkerProc,
-    WorkerWrapperBase,
-)
+from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
 from tests.allocator import Allocator
-from tests.in_process_workers import (
-    SpectrumEncoder,
-    across_processes,
-    clip,
-    store_clip,
-    wait_until_idle,
-    want_call,
-    wanted,
-    worker_speakers,
-)
-from vllm_tts_cache.config import Settings
+from tests.contract.test_sleep import state
+from tests.in_process_workers import across_processes, wait_until_idle, want_call
 from vllm_tts_cache.model_executor import rpc_methods
-from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.rpc_client import (
-    DELETE,
-    DESCRIBE,
-    ENCODING,
-    FAILED,
-    STATS,
-    WANT,
-    UnsupportedModelError,
-    checked_answers,
-)
+from vllm_tts_cache.speaker import rpc_client, wire
 from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.opening import open_store
-
-
-@pytest.fixture
-def speakers(tmp_path):
-    speakers = worker_speakers(tmp_path, [SpectrumEncoder("codec")])
-    yield speakers
-    speakers.close()
-
-
-@pytest.fixture
-def ref(tmp_path):
-    store = open_store(Settings(samples_dir=tmp_path))
-    yield store_clip(store, clip())
-    store.close()
 
 
 def worker_of(pipeline):
@@ -68,7 +30,7 @@ def worker_of(pipeline):
     worker.rank, worker.od_config = 0, SimpleNamespace()
     worker.model_runner = SimpleNamespace(pipeline=pipeline)
     worker._sleep_saved_buffers = {}
-    wrapper: Any = object.__new__(WorkerWrapperBase)
+    wrapper: Any = object.__new__(diffusion_worker.WorkerWrapperBase)
     wrapper.worker = worker
     return wrapper
 
@@ -77,7 +39,7 @@ class OtherProcess:
     """Stands for the queue to a worker's process, and for its way back."""
 
     def __init__(self, worker, step_execution):
-        self.proc: Any = object.__new__(WorkerProc)
+        self.proc: Any = object.__new__(diffusion_worker.WorkerProc)
         self.proc.worker, self.proc.gpu_id = worker, 0
         self.proc.od_config = SimpleNamespace(step_execution=step_execution)
         self.proc.result_mq = self
@@ -126,30 +88,31 @@ def called(executor, method, request=None):
     """As the API process calls it: what a stage answers is one replica's answers."""
     args = () if request is None else (wire.encode(request),)
     answers = executor.collective_rpc(method.name, timeout=30.0, args=args)
-    return checked_answers(method, [across_processes(answers)])
+    return rpc_client.checked_answers(method, [across_processes(answers)])
 
 
 @EXECUTORS
 def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, ref):
     reached = executor(worker_of(SimpleNamespace(tts_cache_speakers=speakers)))
-    (described,) = called(reached, DESCRIBE)
+    (described,) = called(reached, rpc_client.DESCRIBE)
     assert described.fingerprints == speakers.fingerprints
     call = want_call(speakers, ref, ["codec"])
-    (first,) = called(reached, WANT, call)
+    (first,) = called(reached, rpc_client.WANT, call)
     assert JobState.READY not in {report.state for report in first.reports}
     wait_until_idle(speakers)
-    (then,) = called(reached, WANT, call)
+    (then,) = called(reached, rpc_client.WANT, call)
     assert then.reports[0].state is JobState.READY
-    (stats,) = called(reached, STATS)
+    (stats,) = called(reached, rpc_client.STATS)
     assert stats.stats.encodes == {"codec": 1}
     assert stats.stats.rpc_calls["tts_cache_want"] == 2
     asked = wire.EncodingCall(ref.audio_sha256, speakers.fingerprints["codec"])
-    (stored,) = called(reached, ENCODING, asked)
+    (stored,) = called(reached, rpc_client.ENCODING, asked)
     assert stored.encoding
-    (failed,) = called(reached, FAILED, wire.FailedCall(request_ids=["speech-1"]))
+    of_one = wire.FailedCall(request_ids=["speech-1"])
+    (failed,) = called(reached, rpc_client.FAILED, of_one)
     assert failed.causes == {}
     gone = wire.DeleteCall(audio_sha256s=[ref.audio_sha256])
-    (deleted,) = called(reached, DELETE, gone)
+    (deleted,) = called(reached, rpc_client.DELETE, gone)
     assert (deleted.num_entries, deleted.busy) == (1, [])
 
 
@@ -163,8 +126,8 @@ def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, re
     ],
 )
 def test_a_pipeline_without_speakers_says_so(executor, pipeline, says):
-    with pytest.raises(UnsupportedModelError, match=says):
-        called(executor(worker_of(pipeline)), DESCRIBE)
+    with pytest.raises(rpc_client.UnsupportedModelError, match=says):
+        called(executor(worker_of(pipeline)), rpc_client.DESCRIBE)
 
 
 def test_installing_twice_is_installing_once():
@@ -199,10 +162,6 @@ def asleep(speakers, allocator):
     runner = wrapper.worker.model_runner
     runner.refresh_diffusion_kv_block_table_layout = lambda: None
     return wrapper
-
-
-def state(speakers, ref):
-    return wanted(speakers, ref, ["codec"], urgent=True)["codec"].state
 
 
 def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(

@@ -9,12 +9,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
 from tests.families.cases import cases, default_case
-from tests.real_scheduler import (
-    BLOCK_SIZE,
-    new_request,
-    new_scheduler,
-    stage_config_of,
-)
+from tests.real_scheduler import BLOCK_SIZE, new_request, new_scheduler
 from vllm_tts_cache.model_executor import failed_requests as ours
 from vllm_tts_cache.speaker.reference import FIELD
 
@@ -22,11 +17,6 @@ NUM_TOKENS = 5 * BLOCK_SIZE + 3
 PROMPT = [11] * NUM_TOKENS
 OTHER_TOKEN = 8
 NO_SPEAKER_PROMPT: Any = default_case().family.failure_id
-
-
-@pytest.fixture(scope="module")
-def stage_config(default_checkpoint):
-    return stage_config_of(default_case(), default_checkpoint)
 
 
 @pytest.fixture
@@ -50,14 +40,17 @@ def clone(name, salt="voice"):
     return request
 
 
-def step(scheduler, token):
-    """One step in which every request samples ``token``; what the clients are told."""
+def step(scheduler, token, **of_some):
+    """One step in which every request samples ``token``; what the clients are told.
+
+    But for those of whose names another token is given.
+    """
     scheduled = scheduler.schedule()
     ids = list(scheduled.num_scheduled_tokens)
     output = ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={name: i for i, name in enumerate(ids)},
-        sampled_token_ids=[[token] for _ in ids],
+        sampled_token_ids=[[of_some.get(name, token)] for name in ids],
     )
     told = scheduler.update_from_output(scheduled, output)
     outputs = [o for each in told.values() for o in each.outputs]
@@ -90,17 +83,7 @@ def test_another_voice_keeps_its_prefix(scheduler):
     scheduler.add_request(clone("other", salt="another voice"))
     step(scheduler, OTHER_TOKEN)
     scheduler.add_request(clone("failed"))
-    scheduled = scheduler.schedule()
-    ids = list(scheduled.num_scheduled_tokens)
-    sampled = [[NO_SPEAKER_PROMPT if name == "failed" else OTHER_TOKEN] for name in ids]
-    scheduler.update_from_output(
-        scheduled,
-        ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={name: i for i, name in enumerate(ids)},
-            sampled_token_ids=sampled,
-        ),
-    )
+    step(scheduler, OTHER_TOKEN, failed=NO_SPEAKER_PROMPT)
     scheduler.add_request(clone("next", salt="another voice"))
     scheduled, _ = step(scheduler, OTHER_TOKEN)
     assert num_cached(scheduled, "next") == 5 * BLOCK_SIZE

@@ -265,7 +265,8 @@ async def test_ensuring_what_is_not_encoded(rig):
         record = rig.register(f"voice {number}", number)
         need = rig.need(record)
         rig.hops.begin()
-        existed = await rig.service.encodings.ensure(need)
+        # A request has looked up what is stored, with its speaker.
+        existed = await rig.service.encodings.ensure(need, stored=frozenset())
         calls = rig.hops.end()
         assert not existed
         return calls

@@ -1,15 +1,13 @@
 """Of the host's routes those stay open that the list has; its chat builds no prompt."""
 
+import asyncio
+
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
 from vllm import SamplingParams
 
-from vllm_tts_cache.entrypoints.serving.host_surface import (
-    OPEN_PATHS,
-    ForeignRequestError,
-    believe_adapters_alone,
-    close_host_routes,
-)
+from tests.speech_server import listening
+from vllm_tts_cache.entrypoints.serving import host_surface
 from vllm_tts_cache.tenants import ALONE, speaking_for
 
 
@@ -29,7 +27,7 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
     mounted = FastAPI()
     app.mount("/mounted", mounted)
     assert (await server.client.post("/v1/omni/later")).status_code == 200
-    close_host_routes(app.router)
+    host_surface.close_host_routes(app.router)
     for method, path in [
         ("POST", "/v1/omni/later"),
         ("GET", "/v1/audio/voices_of_everybody"),
@@ -44,9 +42,43 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
     assert (await server.client.get("/voices")).status_code == 200
     left = {getattr(route, "path", None) for route in app.router.routes}
     assert "/v1/later" not in left and "/v1/audio/speech/stream" in left
-    assert left & {"/v1/models", "/openapi.json"} <= OPEN_PATHS
+    assert left & {"/v1/models", "/openapi.json"} <= host_surface.OPEN_PATHS
     documented = (await server.client.get("/openapi.json")).json()["paths"]
     assert "/v1/omni/sleep" not in documented and "/v1/audio/speech" in documented
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: s\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begun", [b"GET /", HEAD + b"X-A: ", CHUNKED + b"1;", CHUNKED + b"0\r\nX-A: "]
+)
+async def test_what_has_no_end_before_or_behind_a_body_is_refused(begun):
+    """One header of 64 MB was read, and kept in memory: the parser bounds none."""
+
+    async def app(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun)
+        await asyncio.sleep(0.1)
+        writer.write(b"a" * (host_surface.MAX_HEAD_BYTES + 1))
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"too long" in answer
+        writer.close()
+
+
+async def test_the_host_serves_so(server):
+    served = {}
+
+    async def serve_http(_, **options):
+        served.update(options)
+
+    await host_surface.guarding(serve_http, has_tenants=False)(server.app, port=1)
+    assert served == {"http": host_surface.BoundedHeads, "port": 1}
 
 
 class Engine:
@@ -62,7 +94,7 @@ class Engine:
 @pytest.fixture
 def engine():
     engine = Engine()
-    believe_adapters_alone(engine)
+    host_surface.believe_adapters_alone(engine)
     return engine
 
 
@@ -81,7 +113,9 @@ def engine():
 def test_what_a_client_told_a_talker_is_refused(engine, told):
     prompt = {"prompt_token_ids": [1], "additional_information": told}
     for given in (prompt, [{"prompt_token_ids": [1]}, prompt]):
-        with pytest.raises(ForeignRequestError, match="POST /v1/audio/speech"):
+        with pytest.raises(
+            host_surface.ForeignRequestError, match="POST /v1/audio/speech"
+        ):
             engine.generate(given)
     assert not engine.taken
     with speaking_for(ALONE):
@@ -112,9 +146,9 @@ def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
     engine, extra_args
 ):
     params = SamplingParams(extra_args=extra_args)
-    with pytest.raises(ForeignRequestError, match="vllm_xargs"):
+    with pytest.raises(host_surface.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], params, "id")
-    with pytest.raises(ForeignRequestError, match="vllm_xargs"):
+    with pytest.raises(host_surface.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], sampling_params_list=[SamplingParams(), params])
     engine.generate([1], SamplingParams(extra_args={"tts_local_seed": 7}), "id")
     assert engine.taken == [[1]]
@@ -122,6 +156,6 @@ def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
 
 @pytest.mark.parametrize("request_id", ["a/b", "x" * 201, "a\0b"])
 def test_a_request_is_called_what_a_file_may_be_called(engine, request_id):
-    with pytest.raises(ForeignRequestError, match="request_id"):
+    with pytest.raises(host_surface.ForeignRequestError, match="request_id"):
         engine.generate([1], None, request_id)
     engine.generate([1], None, "cmpl-1")

@@ -61,9 +61,7 @@ async def filled(server):
     for number, fields in enumerate((everything, {"ref_text": "Two."}, {}, everything)):
         answer = await server.register(f"voice {number}", clip_bytes(number), **fields)
         assert answer.status_code == 200, answer.text
-    dim = server.engine.model_config.hf_config.talker_config.hidden_size
-    form = {"name": "numbers", "consent": "y", "speaker_embedding": str([0.25] * dim)}
-    answer = await server.client.post(VOICES, data=form)
+    answer = await server.embed("numbers", 0.25)
     assert answer.status_code == 200, answer.text
     changed = await server.client.patch(f"{VOICES}/voice 1", json={"language": "en"})
     assert changed.status_code == 200, changed.text

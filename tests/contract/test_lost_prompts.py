@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from tests.in_process_workers import clip, new_speaker, store_clip
+from tests.in_process_workers import SpectrumEncoder, clip, new_speaker, store_clip
 from tests.speaking import (
     as_raw_stream,
     data_url,
@@ -22,7 +22,7 @@ from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.speakers import pending
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.errors import GoneError
-from vllm_tts_cache.speaker.reference import FIELD
+from vllm_tts_cache.speaker.reference import FIELD, encoders_id
 
 BUSY_REPLACING = "Voice 'Ann' is being replaced"
 BY_VECTOR = {"x_vector_only_mode": True}
@@ -73,10 +73,10 @@ def cloning(server, monkeypatch, clone):
 
 def embedding(server, value):
     """Register one in the place of the voice; returns its length."""
-    dim = server.engine.model_config.hf_config.talker_config.hidden_size
-    raw = NewSpeaker(name="Ann", consent="y", embedding=(value,) * dim)
+    values = (value,) * server.embedding_dim
+    raw = NewSpeaker(name="Ann", consent="y", embedding=values)
     server.service.store.registrations.register(raw, None)
-    return dim
+    return len(values)
 
 
 # -------- in the engine
@@ -215,7 +215,8 @@ async def test_a_voice_that_is_replaced_while_its_prompt_is_made_speaks_or_is_bu
         spoken.append(speaker.ref.audio_sha256)
         if len(spoken) > num_times:
             return await clone(self, speaker)
-        store_clip(server.service.store, clip(len(spoken)), name="Ann")
+        for number in 9, len(spoken) // 2:  # the last comes back, as another
+            store_clip(server.service.store, clip(number), name="Ann")
         raise GoneError("it is gone")
 
     clone = cloning(server, monkeypatch, cloned)
@@ -252,7 +253,8 @@ async def test_a_precompute_follows_a_voice_that_is_replaced_and_then_says_so(
     async def ensured(need, **how):
         asked.append(need.ref.audio_sha256)
         if len(asked) <= num_times:
-            store_clip(server.service.store, clip(len(asked)), name="Ann")
+            for number in 9, len(asked) // 2:  # the last comes back, as another
+                store_clip(server.service.store, clip(number), name="Ann")
             raise GoneError("it is gone")
         return await ensure(need, **how)
 
@@ -326,3 +328,20 @@ async def test_an_inline_clip_that_is_deleted_while_it_waits_is_stored_again(ser
     server.encoders[0].gate.set()
     assert (await waiting).status_code == (await blocker).status_code == 200
     assert store.has_audio(decoded.audio.audio_sha256)
+
+
+async def test_a_prompt_by_the_encoders_of_before_is_made_anew_by_those_of_now(server):
+    """Those of both are stored: ids of the ones met rows of the others."""
+    await registered(server)
+    before = {each.name: each for each in server.encoders}
+    after = {name: SpectrumEncoder(name) for name in before}
+    for each in after.values():
+        each.fingerprint = each.fingerprint[::-1]
+    known = server.service.encodings
+    for encoders in (after, before):
+        server.speakers.fingerprints = server.speakers.load_encoders(encoders.copy)
+        assert (await server.speak(voice="Ann")).status_code == 200
+        now = encoders_id(server.speakers.fingerprints)
+        told = [p["additional_information"][FIELD][2] for p in server.engine.prompts]
+        assert told[-1] == now == known.encoders_id
+        assert await known.fingerprints() == server.speakers.fingerprints

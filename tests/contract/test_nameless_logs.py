@@ -8,7 +8,6 @@ import os
 import pytest
 
 from tests.speaking import data_url, wav
-from tests.speech_server import Server, running
 from vllm_tts_cache import logs
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.errors import EncodeError, StorageFullError
@@ -36,7 +35,7 @@ class Kept(logging.Handler):
         ]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def kept(monkeypatch):
     """All that is logged at INFO or above, by whomever."""
     monkeypatch.setattr(logs, "INTERVAL_SECONDS", 0.0)  # none is left out
@@ -59,12 +58,6 @@ def _unattached():
     known = logging.root.manager.loggerDict.values()
     loggers = [each for each in known if isinstance(each, logging.Logger)]
     return [each for each in loggers if not each.propagate]
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch, kept):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 async def lived(server):
@@ -151,11 +144,9 @@ async def test_a_catalogue_that_fails_leaves_no_name_in_a_log(server, kept):
     try:
         again = await server.register(NAME, wav(seconds=2.0), ref_text=TEXT)
         assert again.status_code == 500
-        for answer in (
-            await server.client.get(f"{VOICES}/{NAME}"),
-            await server.speak(voice=NAME),
-        ):
-            assert answer.status_code == 500
+        shown = await server.client.get(f"{VOICES}/{NAME}")
+        spoken = await server.speak(voice=NAME)
+        assert shown.status_code == spoken.status_code == 500
     finally:
         with database.write() as db:
             db.exec_driver_sql("ALTER TABLE elsewhere RENAME TO speaker")

@@ -87,17 +87,9 @@ def undocumented(told: Any) -> set[str]:
 
 
 ANSWERED = (
-    models.Registered,
-    models.VoiceStatus,
-    models.VoiceList,
-    models.CacheStatus,
-    models.Quality,
-    models.Imported,
-    models.VoiceDeleted,
-    models.Consent,
-    models.ConsentList,
-    models.ConsentDeleted,
-    SpeakerCache,
+    *(models.Registered, models.VoiceStatus, models.VoiceList, models.CacheStatus),
+    *(models.Quality, models.Imported, models.VoiceDeleted, SpeakerCache),
+    *(models.Consent, models.ConsentList, models.ConsentDeleted),
 )
 
 

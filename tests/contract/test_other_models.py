@@ -5,6 +5,7 @@ it becomes a family, or is described in `other_models`.
 """
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from vllm_omni.entrypoints.openai.tts_adapters import TTS_ADAPTER_REGISTRY
 from vllm_omni.utils.speaker_cache import get_speaker_cache
 
 from tests import store_samples
+from tests.families.serving import message
 from tests.in_process_workers import worker
 from tests.speaking import wav
 from tests.speech_server import Server, running
 from tests.store_samples import voice
 from vllm_tts_cache.audio.decode import decode_clips
+from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.serving.host_speakers import OTHER_MODELS, of_model
 from vllm_tts_cache.speaker.family import families
@@ -26,12 +30,16 @@ OURS = {family.part("adapter").name for family in families()}
 OTHERS = sorted(set(TTS_ADAPTER_REGISTRY) - OURS)
 
 
+def glm(checkpoint, directory, monkeypatch):
+    """Serves the model that is set; what it loads of a checkpoint is never read."""
+    server = Server(checkpoint, directory, monkeypatch, stage="glm_tts")
+    server.engine.workers = (worker(object()),)
+    return server
+
+
 @pytest.fixture
 async def server(default_checkpoint, tmp_path, monkeypatch):
-    """Serves the model that is set; what it loads of a checkpoint is never read."""
-    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
-    server.engine.workers = (worker(object()),)
-    async with running(server) as server:
+    async with running(glm(default_checkpoint, tmp_path, monkeypatch)) as server:
         yield server
 
 
@@ -39,11 +47,6 @@ def serve(server, name):
     """Have the host serve this model; returns its adapter."""
     server.handler._tts_model_type = name
     return server.handler._get_tts_adapter()
-
-
-def message(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["message"]
 
 
 async def embed(server):
@@ -88,7 +91,11 @@ async def is_kept_for_the_host(server, answer, note):
         assert (shown["cache_status"], shown["error"]) == ("unsupported", note)
     forced = await server.client.post(f"{VOICES}/Ann/cache?force=true")
     assert message(forced) == note
-    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
+    stats = (await server.client.get("/v1/audio/speaker_cache")).json()
+    assert (stats["workers"], stats["registry"]) == ([], {"speakers": 1})
+    for status in (200, 404):
+        answer = await server.client.delete(f"{VOICES}/Ann")
+        assert answer.status_code == status
 
 
 async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server):
@@ -108,10 +115,8 @@ async def test_a_voice_of_several_clips_is_not_handed_to_the_host_as_one(server)
     """It was registered in this directory while a model that takes them was served."""
     serve(server, "glm_tts")
     audio = decode_clips([wav(), wav(pitch_hz=330)])
-    starts = audio.audio.clip_starts
-    server.service.store.registrations.register(
-        voice("Ann", audio, clip_starts=starts), audio
-    )
+    new = voice("Ann", audio, clip_starts=audio.audio.clip_starts)
+    server.service.store.registrations.register(new, audio)
     said = "there are 2 clips, and this model takes one clip"
     assert said in message(await server.speak(voice="Ann", ref_text="one\ntwo"))
     shown = (await server.client.get(f"{VOICES}/Ann")).json()
@@ -123,9 +128,7 @@ async def far_server(default_checkpoint, tmp_path, monkeypatch, postgres):
     """Its catalogue is a database behind a network."""
     monkeypatch.setattr(store_samples, "catalogue_url_of", postgres.url_of)
     monkeypatch.setenv("SPEAKER_CATALOGUE_URL", postgres.url_of(tmp_path))
-    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
-    server.engine.workers = (worker(object()),)
-    async with running(server) as server:
+    async with running(glm(default_checkpoint, tmp_path, monkeypatch)) as server:
         yield server
     postgres.tidy()
 
@@ -142,19 +145,9 @@ def looked_up(far_server, monkeypatch):
 
         return tell
 
-    for owner, name in (
-        (store, "find"),
-        (store, "read_audio"),
-        (store, "speaker_embedding"),
-    ):
-        monkeypatch.setattr(owner, name, told(getattr(owner, name)))
+    for name in ("find", "read_audio", "speaker_embedding"):
+        monkeypatch.setattr(store, name, told(getattr(store, name)))
     return threads
-
-
-def texts(server):
-    return [
-        prompt["mm_processor_kwargs"]["prompt_text"] for prompt in server.engine.prompts
-    ]
 
 
 async def test_the_event_loop_waits_for_no_database(far_server, looked_up):
@@ -165,12 +158,13 @@ async def test_the_event_loop_waits_for_no_database(far_server, looked_up):
         assert (await far_server.register(name, wav(), **fields)).status_code == 200
     looked_up.clear()
     assert (await far_server.speak(voice="ANN")).status_code == 200
-    batch = {"items": [{"input": "One.", "voice": "Bob"}, {"input": "Two."}]}
-    answer = await far_server.client.post(
-        "/v1/audio/speech/batch", json={**batch, "voice": "Ann"}
-    )
+    items = [{"input": "One.", "voice": "Bob"}, {"input": "Two."}]
+    batch = {"items": items, "voice": "Ann"}
+    answer = await far_server.client.post("/v1/audio/speech/batch", json=batch)
     assert answer.json()["succeeded"] == 2, answer.text
-    spoken, *of_batch = texts(far_server)  # whose items are spoken beside one another
+    prompts = far_server.engine.prompts
+    texts = [prompt["mm_processor_kwargs"]["prompt_text"] for prompt in prompts]
+    spoken, *of_batch = texts  # whose items are spoken beside one another
     assert (spoken, sorted(of_batch)) == ("Ann's words", ["Ann's words", "Bob's words"])
     unknown = await far_server.speak(voice="Eve")
     assert "Unknown voice 'Eve'" in message(unknown)
@@ -203,6 +197,28 @@ async def test_a_model_that_nobody_described_is_left_to_the_host(server):
     unknown = of_model("of tomorrow")
     assert unknown.takes_clips and unknown.takes_embeddings
     assert unknown.note.startswith("This model")
+
+
+async def test_the_host_reads_voices_through_us(server):
+    await server.register("Ann", wav(), ref_text="words")
+    raw = NewSpeaker(name="Raw", consent="y", embedding=(0.5, -1.0))
+    server.service.store.registrations.register(raw, None)
+    handler = server.handler
+    names = ("Ann", "Raw", "nobody")
+    voices = {name.lower(): await handler._read_voice(name) for name in names}
+    with host_speakers.known(voices):
+        assert set(handler.uploaded_speakers) == {"ann", "raw"}
+        assert "ann" in handler._get_available_speakers()
+        info = handler.uploaded_speakers["ann"]
+        assert Path(info["file_path"]).exists()
+        samples, rate_hz = handler._load_uploaded_audio("Ann")
+        assert (samples.shape, rate_hz) == ((48_000,), 24_000)
+        url = handler._get_uploaded_audio_data("Ann")
+        assert url.startswith("data:audio/wav;base64,")
+        assert handler._load_uploaded_audio("nobody") is None
+        assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
+        assert handler._get_uploaded_speaker_embedding("ann") is None
+        assert handler._load_uploaded_audio("raw") is None
 
 
 async def test_what_the_host_keeps_of_a_voice_goes_with_it(server):

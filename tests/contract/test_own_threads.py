@@ -16,6 +16,7 @@ from tests.fault.test_clients_that_leave import leave, plainly
 from tests.speaking import data_url, wav
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
+from tests.web import serving
 from vllm_tts_cache.entrypoints.serving.fetching import NUM_NAME_THREADS
 from vllm_tts_cache.speaker.family import families
 
@@ -88,13 +89,22 @@ async def test_names_that_nobody_answers_hold_up_nothing_but_names(server, looke
 
 
 @pytest.mark.parametrize("is_diffusion", [False, True])
-async def test_every_model_fetches_by_that_connection(
+async def test_every_model_fetches_anew_by_that_connection_alone(
     default_checkpoint, tiny, tmp_path, monkeypatch, is_diffusion
 ):
     which, checkpoint = {}, default_checkpoint
     if is_diffusion:
         family = next(family for family in families() if family.pipelines)
         which, checkpoint = {"family": family}, tiny(family)
-    async with running(Server(checkpoint, tmp_path, monkeypatch, **which)) as server:
-        connector = server.handler.media_connector
-        assert connector.connection is server.handler.fetch_connection
+    cache = tmp_path / "media"
+    monkeypatch.setenv("VLLM_MEDIA_CACHE", str(cache))
+    monkeypatch.setenv("SPEAKER_CACHE_FETCH_NETWORKS", "127.0.0.0/8")
+    made = Server(checkpoint, tmp_path / "speakers", monkeypatch, **which)
+    async with running(made) as server:
+        with serving() as web:
+            for pitch_hz in (150, 260):  # another person's clip by then
+                web.answers["GET", "/c.wav"] = 200, {}, wav(pitch_hz=pitch_hz)
+                fields = {"ref_audio": f"{web.url}/c.wav", "ref_text": "Hello."}
+                assert (await server.speak(**fields)).status_code == 200
+        assert set(server.encodes.values()) == {2}
+        assert list(cache.iterdir()) == []

@@ -201,7 +201,7 @@ def test_registering_puts_our_parts_in_place(fingerprints):
         *adapters,
     ]
     assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
-    assert len(once["mixin"]) == 9
+    assert len(once["mixin"]) == 8
     assert once["scheduler"] is True
     modules = set(once["routes"])
     assert "vllm_tts_cache.entrypoints.http.voices" in modules

@@ -45,13 +45,11 @@ def spelled(model):
 
 @pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
 def test_the_hosts_own_registry_has_ours(of, architecture, ours):
-    del of
     assert spelled(OmniModelRegistry.models[architecture]) == ours
 
 
 @pytest.mark.parametrize(("of", "architecture", "ours"), EARLY)
 def test_both_registries_agree_where_vllms_is_asked_first(of, architecture, ours):
-    del of
     assert spelled(ModelRegistry.models[architecture]) == ours
     assert ModelRegistry.models[architecture] == OmniModelRegistry.models[architecture]
 
@@ -59,7 +57,6 @@ def test_both_registries_agree_where_vllms_is_asked_first(of, architecture, ours
 @pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
 def test_a_family_says_whether_the_host_takes_audio_there(of, architecture, ours):
     """If it does, vLLM asks for the class before the host can tell it ours."""
-    del ours
     folder, module, name = _OMNI_MODELS[architecture]
     hosts = import_module(f"vllm_omni.model_executor.models.{folder}.{module}")
     is_multimodal = interfaces.supports_multimodal(getattr(hosts, name))
@@ -85,7 +82,6 @@ def asked(registry, architecture):
 @pytest.mark.parametrize(("of", "architecture", "ours"), EARLY)
 def test_what_was_asked_first_is_what_is_loaded(of, architecture, ours):
     """What vLLM's loader remembers does not tell the registries apart."""
-    del of
     early, later = (asked(r, architecture) for r in (ModelRegistry, OmniModelRegistry))
     assert early is later
     assert f"{early.__module__}:{early.__name__}" == ours

@@ -13,10 +13,9 @@ from starlette.datastructures import Headers, UploadFile
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 
-from tests.contract.test_other_models import OTHERS
-from tests.in_process_workers import worker
+from tests.contract.test_other_models import OTHERS, glm
 from tests.speaking import data_url, wav
-from tests.speech_server import Server, running
+from tests.speech_server import running
 
 SPOKEN = "What is said in it."
 REQUESTS = {
@@ -36,9 +35,8 @@ REQUESTS = {
 
 @pytest.fixture
 async def ours(default_checkpoint, tmp_path, monkeypatch):
-    server = Server(default_checkpoint, tmp_path / "ours", monkeypatch, stage="glm_tts")
-    server.engine.workers = (worker(object()),)
-    async with running(server) as server:
+    made = glm(default_checkpoint, tmp_path / "ours", monkeypatch)
+    async with running(made) as server:
         yield server
 
 

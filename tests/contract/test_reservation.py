@@ -19,7 +19,7 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARS
 from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 from vllm_omni.engine.serialization import serialize_additional_information
 
-from tests.families.cases import cases, default_case
+from tests.families.cases import cases
 from tests.real_scheduler import (
     ATTENTION,
     BLOCK_SIZE,
@@ -29,7 +29,6 @@ from tests.real_scheduler import (
     STOP,
     new_request,
     new_scheduler,
-    stage_config_of,
 )
 from vllm_tts_cache.model_executor import kv_room
 
@@ -37,23 +36,14 @@ OTHER = 8
 SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTION)
 
 
-@pytest.fixture(scope="module")
-def stage_config(default_checkpoint):
-    return stage_config_of(default_case(), default_checkpoint)
-
-
-def installed_for(patch, family):
-    patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
-    patch.setattr(kv_room, "family_of_model", lambda *_: family)
-    kv_room.install()
-
-
 @pytest.fixture
 def installed():
     """As of a family that cannot resume, and says nothing of its texts."""
     family = SimpleNamespace(resumes=False, plausible_tokens=None)
     with pytest.MonkeyPatch.context() as patch:
-        installed_for(patch, family)
+        patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
+        patch.setattr(kv_room, "family_of_model", lambda *_: family)
+        kv_room.install()
         yield family
 
 
@@ -147,18 +137,11 @@ def play_load(scheduler, seed, number=120):
     return player, requests
 
 
-LOADS = pytest.mark.parametrize(
-    ("asynchronous", "policy", "seed"),
-    [
-        (False, "fcfs", 1),
-        (False, "priority", 2),
-        (True, "fcfs", 3),
-        (True, "priority", 4),
-    ],
-)
+LOADS = [(False, "fcfs", 1), (False, "priority", 2)]
+LOADS += [(True, "fcfs", 3), (True, "priority", 4)]
 
 
-@LOADS
+@pytest.mark.parametrize(("asynchronous", "policy", "seed"), LOADS)
 def test_no_request_is_preempted_and_every_one_ends(
     stage_config, installed, asynchronous, policy, seed
 ):
@@ -293,11 +276,9 @@ def test_each_family_says_whether_it_resumes(stage_config):
 def test_a_small_cache_is_reported_with_what_to_change(stage_config, installed):
     with pytest.MonkeyPatch.context() as patch:
         lines = []
-        patch.setattr(
-            kv_room.logger, "warning", lambda text, *args: lines.append(text % args)
-        )
-        player = Player(new_scheduler(stage_config))
-        player.step()
+        told = lambda text, *args: lines.append(text % args)  # noqa: E731
+        patch.setattr(kv_room.logger, "warning", told)
+        Player(new_scheduler(stage_config)).step()
     (line,) = lines
     assert "holds 2 of the max_num_seqs=8 requests of max_model_len=512" in line
     for name in ("gpu_memory_utilization", "kv_cache_memory_bytes", "max_tokens"):
@@ -333,9 +314,8 @@ def plausible(installed):
 def test_a_request_counts_with_what_its_text_plausibly_takes(
     stage_config, plausible, text, num_spoken, expected
 ):
-    allocator = kv_room.ReservingAllocator(
-        new_scheduler(stage_config), plausible.plausible_tokens
-    )
+    scheduler = new_scheduler(stage_config)
+    allocator = kv_room.ReservingAllocator(scheduler, plausible.plausible_tokens)
     request = of_text("one", 100, 200, text)
     request.append_output_token_ids([OTHER] * num_spoken)
     assert allocator.num_tokens_reserved(request) == expected

@@ -11,26 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.test_reservation import Player
-from tests.families.cases import default_case
 from tests.real_scheduler import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     new_request,
     new_scheduler,
-    stage_config_of,
 )
-from vllm_tts_cache.model_executor.kv_room import (
-    _Replay,
-    resume_by_replay,
-)
+from vllm_tts_cache.model_executor.kv_room import _Replay, resume_by_replay
 
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-
-
-@pytest.fixture(scope="module")
-def stage_config(default_checkpoint):
-    return stage_config_of(default_case(), default_checkpoint)
 
 
 def unhooked(*args, **kwargs):
@@ -41,12 +31,9 @@ def unhooked(*args, **kwargs):
 
 
 def replay_of(hosts=lambda _request, _computed, wanted: wanted):
-    manager = SimpleNamespace(
-        get_computed_blocks=None,
-        coordinator=SimpleNamespace(
-            single_type_managers=[SimpleNamespace(block_size=8)]
-        ),
-    )
+    managers = [SimpleNamespace(block_size=8)]
+    coordinator = SimpleNamespace(single_type_managers=managers)
+    manager = SimpleNamespace(get_computed_blocks=None, coordinator=coordinator)
     scheduler: Any = SimpleNamespace(
         kv_cache_manager=manager,
         _reserve_prefill_lookahead=hosts,

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from tests.speaking import wav
 from tests.speech_server import listening
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints.http import clips
+from vllm_tts_cache.entrypoints.http import clips, routing
 from vllm_tts_cache.entrypoints.speakers.executors import Slots
 from vllm_tts_cache.entrypoints.speakers.service import MAX_BUNDLES, MAX_SOUNDS
 from vllm_tts_cache.store.bundle_format import read
@@ -29,8 +29,10 @@ async def server(server):
 
 @pytest.fixture
 def is_large(server, monkeypatch):
-    store = server.service.store
+    store, bundles = server.service.store, server.service.bundles
+    record = store.find("Ann").record
     monkeypatch.setattr(store, "audio_for_client", lambda _: (LARGE, "audio/wav"))
+    monkeypatch.setattr(bundles, "export", lambda *_: (record, LARGE))
 
 
 async def loses_its_place(server, path, places):
@@ -71,18 +73,22 @@ async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server):
     assert (await server.client.get(CLIP)).status_code == 200
 
 
+@pytest.mark.parametrize("path", [CLIP, f"{ANN}/bundle"])
 async def test_a_client_that_reads_nothing_more_loses_its_place(
-    server, is_large, monkeypatch
+    server, is_large, monkeypatch, path
 ):
     """And the server does not hold all of it in a buffer of the socket's."""
-    monkeypatch.setattr(clips, "SEND_SECONDS", 1.0)
-    await loses_its_place(server, CLIP, server.service.sounds)
+    monkeypatch.setattr(routing, "PATIENCE_SECONDS", 1.0)
+    service = server.service
+    await loses_its_place(
+        server, path, service.sounds if path == CLIP else service.exports
+    )
 
 
 async def test_a_client_that_reads_below_the_rate_loses_its_place(monkeypatch):
     """A little of each piece, in time for each, held a place for 20 minutes."""
-    monkeypatch.setattr(clips, "SEND_SECONDS", 0.5)
-    monkeypatch.setattr(clips, "MIN_BYTES_PER_SECOND", 1024**3)
+    monkeypatch.setattr(routing, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(routing, "MIN_BYTES_PER_SECOND", 1024**3)
     places, sent = Slots("full", 1), []
     answer = clips.PlacedFile(LARGE, places.enter(), "audio/wav", {})
 
@@ -103,24 +109,12 @@ async def test_a_client_that_leaves_gives_its_place_back(server, is_large):
     sounds = server.service.sounds
     async with listening(server.app) as port:
         url = f"http://127.0.0.1:{port}{CLIP}"
-        async with (
-            httpx.AsyncClient() as client,
-            client.stream("GET", url) as answer,
-        ):
+        async with httpx.AsyncClient() as client, client.stream("GET", url) as answer:
             chunks = answer.aiter_raw(1024)  # collected, it would close the answer
             await anext(chunks)
             await asyncio.sleep(0.1)
             assert sounds._num_free == MAX_SOUNDS - 1
         await soon(lambda: sounds._num_free == MAX_SOUNDS)
-
-
-async def test_so_does_one_that_reads_no_more_of_a_bundle(server, monkeypatch):
-    monkeypatch.setattr(clips, "SEND_SECONDS", 1.0)
-    export = server.service.bundles.export
-    monkeypatch.setattr(
-        server.service.bundles, "export", lambda *which: (export(*which)[0], LARGE)
-    )
-    await loses_its_place(server, f"{ANN}/bundle", server.service.exports)
 
 
 async def test_a_bundle_says_how_long_it_is(server):
@@ -196,10 +190,8 @@ async def test_a_head_is_the_headers_alone(server):
         whole, head = await client.get(url), await client.head(url)
         nobody = await client.head(url.replace("Ann", "nobody"))
     assert (head.status_code, head.content) == (200, b"")
-    assert (head.headers["content-length"], head.headers["etag"]) == (
-        str(len(data)),
-        etag,
-    )
+    assert head.headers["content-length"] == str(len(data))
+    assert head.headers["etag"] == etag
     for each in (whole, head):
         each.headers.pop("date")
     assert head.headers == whole.headers

@@ -11,8 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.audio_clips import sndfile_bytes
-from tests.contract.test_other_models import serve
-from tests.in_process_workers import worker
+from tests.contract.test_other_models import glm, serve
 from tests.speaking import by_websocket, data_url, wav
 from tests.speech_server import Server, listening, running
 from tests.two_tenants import ADMIN_KEY, AUDIO, VOICES, file_of, two_tenants
@@ -76,7 +75,7 @@ async def test_a_prompt_that_is_lost_is_made_anew_for_its_own_tenant(host):
     sha = store.find("Ann", "acme").record.audio_sha256
 
     def lose():
-        for kind in store.files.kinds(sha) - {"audio"}:
+        for kind in store.files.artifacts(sha) - {"audio"}:
             store.files.remove(sha, [kind])
         host.server.speakers.delete([sha])
 
@@ -114,12 +113,11 @@ async def test_a_websocket_says_no_more_when_its_key_is_taken_away(host, is_move
     if is_moved:
         later["tenants"][0]["keys"].append(us.key)
     await voice_of(us, ref_text="words")
-    headers = {"Authorization": f"Bearer {us.key}"}
+    key = {"Authorization": f"Bearer {us.key}"}
+    path = f"{AUDIO}/speech/stream"
     async with (
         listening(host.server.app) as port,
-        connect(
-            f"ws://127.0.0.1:{port}{AUDIO}/speech/stream", additional_headers=headers
-        ) as socket,
+        connect(f"ws://127.0.0.1:{port}{path}", additional_headers=key) as socket,
     ):
 
         async def say(**message):
@@ -184,9 +182,8 @@ async def test_limits_are_of_each_tenant_and_are_409s(
 async def test_a_tenant_takes_as_many_inline_places_as_it_may(
     default_checkpoint, tmp_path, monkeypatch
 ):
-    async with two_tenants(
-        default_checkpoint, tmp_path, monkeypatch, max_inline=1
-    ) as host:
+    places = default_checkpoint, tmp_path, monkeypatch
+    async with two_tenants(*places, max_inline=1) as host:
         us, them = host.us, host.them
 
         def inline(pitch_hz):
@@ -202,6 +199,7 @@ async def test_a_tenant_takes_as_many_inline_places_as_it_may(
         await asyncio.sleep(0.1)
         gate.set()
         assert (await first).status_code == (await other).status_code == 200
+        assert (await us.speak(ref_audio="data:,x", ref_text="words")).is_client_error
         assert (await us.speak(**inline(320.0))).status_code == 200
 
 
@@ -233,11 +231,6 @@ async def test_what_was_there_before_is_the_default_tenants(
 async def test_the_hosts_own_models_speak_with_each_tenants_voice(
     default_checkpoint, tmp_path, monkeypatch
 ):
-    def glm(*args):
-        server = Server(*args, stage="glm_tts")
-        server.engine.workers = (worker(object()),)
-        return server
-
     async with two_tenants(default_checkpoint, tmp_path, monkeypatch, make=glm) as host:
         serve(host.server, "glm_tts")
         for side in (host.us, host.them):

@@ -9,39 +9,21 @@ from vllm.v1.executor.abstract import Executor
 from vllm_omni.worker.gpu_ar_worker import GPUARWorker
 
 from tests.allocator import Allocator
-from tests.in_process_workers import (
-    SpectrumEncoder,
-    clip,
-    prepare,
-    store_clip,
-    wanted,
-    worker_speakers,
-)
-from vllm_tts_cache.config import Settings
+from tests.in_process_workers import QUEUED, prepare, wanted
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.opening import open_store
 
 
 @pytest.fixture
 def allocator(monkeypatch):
     allocator = Allocator()
-    monkeypatch.setattr(
-        cumem.CuMemAllocator, "get_instance", staticmethod(lambda: allocator)
-    )
-    platform = SimpleNamespace(
-        synchronize=lambda: None, get_current_memory_usage=lambda _device: 0
-    )
+    instance = staticmethod(lambda: allocator)
+    monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", instance)
+    options = {"synchronize": lambda: None, "get_current_memory_usage": lambda _: 0}
+    platform = SimpleNamespace(**options)
     monkeypatch.setattr("vllm_omni.worker.base.current_omni_platform", platform)
     return allocator
-
-
-@pytest.fixture
-def speakers(tmp_path):
-    speakers = worker_speakers(tmp_path, [SpectrumEncoder("codec")])
-    yield speakers
-    speakers.close()
 
 
 @pytest.fixture
@@ -58,13 +40,6 @@ def executor(speakers):
     executor.wake_up = lambda *args: Executor.wake_up(executor, *args)
     executor.worker = worker
     return executor
-
-
-@pytest.fixture
-def ref(tmp_path):
-    store = open_store(Settings(samples_dir=tmp_path))
-    yield store_clip(store, clip())
-    store.close()
 
 
 def state(speakers, ref):
@@ -89,14 +64,14 @@ def test_with_its_weights_alone_it_is_not_awake(executor, allocator, speakers, r
     executor.wake_up(["weights"])
     assert state(speakers, ref) is JobState.FAILED
     executor.wake_up(["kv_cache"])
-    assert state(speakers, ref) is JobState.QUEUED
+    assert state(speakers, ref) is QUEUED
 
 
 def test_a_sleep_that_fails_is_none(executor, allocator, speakers, ref):
     allocator.error = RuntimeError("cumem allocator is not available")
     with pytest.raises(RuntimeError, match="cumem"):
         executor.sleep(1)
-    assert state(speakers, ref) is JobState.QUEUED
+    assert state(speakers, ref) is QUEUED
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -17,7 +17,6 @@ from tests.speaking import (
     registered,
     wav,
 )
-from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.speaker.family import default_family
@@ -73,33 +72,32 @@ async def test_an_object_without_an_id_is_no_voice(server):
             assert "voice must be a name, an id" in answer.text
 
 
+@pytest.mark.environment(SPEAKER_CACHE_MAX_WAITING_INLINE="2")
 async def test_inline_clips_that_are_refused_push_out_no_audio_of_those_that_wait(
-    default_checkpoint, tmp_path, monkeypatch
+    server,
 ):
     """Each was stored before it was refused: a flood filled the inline segment."""
-    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "2")
     pitches = [100.0 + 10 * number for number in range(6)]
 
     def stored():
         waves = (decode(wav(pitch_hz=pitch)) for pitch in pitches)
         return [store.has_audio(each.audio.audio_sha256) for each in waves]
 
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        store, (encoder, *_) = server.service.store, server.encoders
-        encoder.gate.clear()
-        asked = [
-            server.speak(ref_audio=data_url(pitch_hz=pitch), x_vector_only_mode=True)
-            for pitch in pitches
-        ]
-        spoken = [asyncio.create_task(each) for each in asked[:2]]
-        await soon(lambda: server.service.encodings.num_flights == 2)
-        for each in asked[2:]:
-            refused = await each
-            assert refused.status_code == 503
-            assert int(refused.headers["Retry-After"]) > 0
-        assert stored() == [True] * 2 + [False] * 4
-        encoder.gate.set()
-        assert {task.status_code for task in await asyncio.gather(*spoken)} == {200}
+    store, (encoder, *_) = server.service.store, server.encoders
+    encoder.gate.clear()
+    asked = [
+        server.speak(ref_audio=data_url(pitch_hz=pitch), x_vector_only_mode=True)
+        for pitch in pitches
+    ]
+    spoken = [asyncio.create_task(each) for each in asked[:2]]
+    await soon(lambda: server.service.encodings.num_flights == 2)
+    for each in asked[2:]:
+        refused = await each
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+    assert stored() == [True] * 2 + [False] * 4
+    encoder.gate.set()
+    assert {task.status_code for task in await asyncio.gather(*spoken)} == {200}
 
 
 # -------- what a request names
@@ -119,7 +117,7 @@ async def test_with_an_embedding_a_voice_is_ignored_and_nothing_is_read(
 ):
     """The registered waveform was read on the loop and sent to the engine."""
     await registered(server)
-    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+    dim = server.embedding_dim
     monkeypatch.setattr(server.service.store, "read_audio", None)
     monkeypatch.setattr(server.service.store, "find", None)
     for name in ("Ann", "nobody", "default"):
@@ -129,25 +127,6 @@ async def test_with_an_embedding_a_voice_is_ignored_and_nothing_is_read(
         info = server.engine.prompts[-1]["additional_information"]
         assert "ref_audio" not in info and "speaker" not in info and FIELD not in info
         assert len(info["voice_clone_prompt"][0]["ref_spk_embedding"]) == dim
-
-
-async def test_the_placeholder_is_no_voice(server):
-    spoken = await server.speak(
-        voice="Default", ref_audio=data_url(), x_vector_only_mode=True
-    )
-    assert spoken.status_code == 200, spoken.text
-
-
-async def test_a_registered_embedding_speaks(server):
-    dim = server.engine.model_config.hf_config.talker_config.hidden_size
-    done = await server.client.post(
-        "/v1/audio/voices",
-        data={"name": "E", "consent": "y", "speaker_embedding": str([0.5] * dim)},
-    )
-    assert done.status_code == 200, done.text
-    assert (await server.speak(voice="e")).status_code == 200
-    prompt = server.engine.prompts[-1]["additional_information"]["voice_clone_prompt"]
-    assert prompt[0]["ref_spk_embedding"] == [0.5] * dim
 
 
 async def test_the_host_bounds_a_clones_length_as_for_its_own(server):
@@ -188,9 +167,8 @@ async def test_sampling_that_would_end_the_engine_is_refused(server):
     kind = {"Content-Type": "application/json"}
     for extra in HOSTILE_SAMPLING:
         body = json.dumps({"input": "Hi.", "voice": "Ann", "extra_params": extra})
-        answer = await server.client.post(
-            "/v1/audio/speech", content=body, headers=kind
-        )
+        post = server.client.post("/v1/audio/speech", content=body, headers=kind)
+        answer = await post
         assert answer.status_code == 400, (extra, answer.text)
         assert "extra_params" in answer.text
     assert server.engine.prompts == []
@@ -320,9 +298,7 @@ async def test_a_batch_whose_client_hangs_up_is_no_error_of_ours(server):
     assert said[0]["status"] == 499
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/audio/speech", "/v1/audio/speech/batch", "/v1/audio/voices"]
-)
+@pytest.mark.parametrize("path", ["speech", "speech/batch", "voices"])
 async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
     num_sent = 0
 
@@ -332,10 +308,9 @@ async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
             num_sent += 1
             yield b" " * 1024 * 1024
 
-    kind = "multipart/form-data; boundary=b" if "voices" in path else "application/json"
-    answer = await server.client.post(
-        path, content=endless(), headers={"content-type": kind}
-    )
+    kind = "multipart/form-data; boundary=b" if path == "voices" else "application/json"
+    sent = {"content": endless(), "headers": {"content-type": kind}}
+    answer = await server.client.post(f"/v1/audio/{path}", **sent)
     assert answer.status_code in (400, 413)
     assert num_sent < 80
 

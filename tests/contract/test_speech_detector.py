@@ -37,9 +37,8 @@ def test_spans_are_the_packages_own(clip, tmp_path):
     np.save(tmp_path / "clip.npy", at_one_level(samples, 16_000))
     command = [sys.executable, "-c", OFFICIAL, str(tmp_path / "clip.npy")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    official = [
-        (s["start"], s["end"]) for s in json.loads(done.stdout.splitlines()[-1])
-    ]
+    found = json.loads(done.stdout.splitlines()[-1])
+    official = [(span["start"], span["end"]) for span in found]
     ours = SpeechDetector().find(samples, 16_000).spans
     assert [(round(a * 16_000), round(b * 16_000)) for a, b in ours] == official
     assert len(official) >= 2

@@ -9,21 +9,16 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import text
 
-from tests.speech_server import Server, running
 from vllm_tts_cache.entrypoints.serving.host_fixes import stopping_well
 
 
 @pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(
-        Server(default_checkpoint, tmp_path / "voices", monkeypatch)
-    ) as it:
-        engine = it.engine
-        engine.vllm_config = SimpleNamespace(shutdown_timeout=0)
-        engine.request_states, engine.is_running = {}, True
-        engine.shutdown = lambda timeout: setattr(engine, "errored", True)
-        it.app.state.args.api_server_count = 1
-        yield it
+async def server(server):
+    (engine := server.engine).vllm_config = SimpleNamespace(shutdown_timeout=0)
+    engine.request_states, engine.is_running = {}, True
+    engine.shutdown = lambda timeout: setattr(engine, "errored", True)
+    server.app.state.args.api_server_count = 1
+    return server
 
 
 def participants(server):

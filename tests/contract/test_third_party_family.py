@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.audio_clips import sndfile_bytes, voiced
+from tests.cli_runs import MAIN
 
-MAIN = "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
 PACKAGE = {
     "toy_family/__init__.py": "",
     "toy_family/family.py": """
@@ -123,18 +123,14 @@ def test_it_is_listed_written_and_encoded_like_ours(command, tmp_path):
     out = tmp_path / "out.safetensors"
     encoded = command("encode", "--model", str(model), "--out", str(out), str(clip))
     assert encoded.returncode == 0, encoded.stderr
-    peak = load_file(out)["clip/peak/peak"]
-    assert np.array_equal(
-        peak, np.abs(samples[:, 0].astype(np.float32)).max(keepdims=True)
-    )
+    peak = np.abs(samples[:, 0].astype(np.float32)).max(keepdims=True)
+    assert np.array_equal(load_file(out)["clip/peak/peak"], peak)
 
 
 def test_the_readme_names_every_model_that_clones(command):
     listed = command("families", "--markdown").stdout
     rows = [line.split(" | ") for line in listed.splitlines()[2:]]
-    clone = [
-        title.removeprefix("| ") for title, _, modes, *_ in rows if modes != "none"
-    ]
+    clone = [title[2:] for title, _, modes, *_ in rows if modes != "none"]
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = readme.partition("## Models")[2].partition("## ")[0]
     assert [title for title in clone if title not in table] == ["Toy"]

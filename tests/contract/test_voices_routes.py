@@ -3,31 +3,19 @@
 import asyncio
 import sqlite3
 import threading
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.in_process_workers import worker
 from tests.speaking import data_url, wav
-from tests.speech_server import Server, listening, running
+from tests.speech_server import listening
 from tests.waiting import soon
-from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, pending
 
 VOICES = "/v1/audio/voices"
-
-
-async def embed(server, voice, **fields):
-    dim = server.engine.model_config.hf_config.talker_config.hidden_size
-    fields = {"name": voice, "consent": "y", "speaker_embedding": str([0.5] * dim)} | (
-        fields
-    )
-    return await server.client.post(VOICES, data=fields)
 
 
 async def test_a_voice_is_registered_shown_listed_and_deleted(server):
@@ -48,39 +36,66 @@ async def test_a_voice_is_registered_shown_listed_and_deleted(server):
     assert server.service.store.verify() == []
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        ("consent", " ", "consent"),
-        ("name", "default", "name"),
-        ("name", "adm\u200bin", "name"),
-    ],
-)
-async def test_a_field_that_cannot_be_is_a_400_that_names_it(
-    server, field, value, named
-):
+async def test_a_request_is_done_once_by_its_idempotency_key(server):
+    async def sent(key, name="Ann", method="POST"):
+        server.client.headers["Idempotency-Key"] = key
+        if method == "POST":
+            return await server.register(name, wav())
+        return await server.client.request(method, f"{VOICES}/{name}")
+
+    first, again = await sent("key"), await sent("key")
+    assert first.status_code == 200 and again.json() == first.json()
+    refused = [
+        await sent("key", "Bob"),
+        await sent("key", method="DELETE"),
+        await sent(""),
+        await sent("a key"),
+        await sent(201 * "k"),
+        await server.embed("Vec"),
+    ]
+    for each in refused:
+        assert each.status_code == 400
+        assert "Idempotency-Key" in each.json()["error"]["message"], each.text
+    # One of 200 visible characters is a key.
+    gone = [await sent(200 * "~", method="DELETE") for _ in range(2)]
+    assert [each.status_code for each in gone] == [200, 200]
+    assert gone[0].json() == gone[1].json()
+    too_late = await sent("key")
+    assert too_late.status_code == 409
+    assert "another key" in too_late.json()["error"]["message"]
+    assert (await sent("third", method="DELETE")).status_code == 404
+    assert (await sent("fourth")).status_code == 200
+    # The key of an earlier deletion deletes no voice of that name.
+    assert (await sent(200 * "~", method="DELETE")).status_code == 200
+    assert list(server.service.store.iter_names()) == ["Ann"]
+    server.client.headers["Idempotency-Key"] = "fifth"
+    vec = [(await server.embed("Vec")).json() for _ in range(2)]
+    assert vec[0]["success"] is True and vec[0] == vec[1]
+    assert server.service.store.verify() == []
+
+
+WRONG = [("consent", " "), ("name", "default"), ("name", "adm\u200bin")]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+async def test_a_field_that_cannot_be_is_a_400_that_names_it(server, field, value):
     for answer in await in_both_ways(server, field, value):
         assert answer.status_code == 400
-        assert f"Invalid {named}" in answer.json()["error"]["message"]
+        assert f"Invalid {field}" in answer.json()["error"]["message"]
     assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
 
 
 async def test_an_embedding_that_cannot_be_is_a_400(server):
     for values in ("[]", "[1, 2]", "{", '["a"]', "[1e999]", "null", "[NaN]"):
-        answer = await embed(server, "bad", speaker_embedding=values)
+        answer = await server.embed("bad", speaker_embedding=values)
         assert answer.status_code == 400, values
     assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
 
 
-@pytest.mark.parametrize(
-    ("field", "max_chars"),
-    [
-        ("name", 128),
-        ("consent", 512),
-        ("ref_text", 2000),
-        ("speaker_description", 2000),
-    ],
-)
+LONGEST = {"name": 128, "consent": 512, "ref_text": 2000, "speaker_description": 2000}
+
+
+@pytest.mark.parametrize(("field", "max_chars"), LONGEST.items())
 async def test_a_field_is_as_long_as_its_limit_or_a_400_that_names_it(
     server, field, max_chars
 ):
@@ -102,7 +117,7 @@ async def in_both_ways(server, field, value):
         data={"consent": "yes", "precompute": "false", **fields},
         files={"audio_sample": ("clip.wav", wav(), "audio/wav")},
     )
-    return with_clip, await embed(server, fields.pop("name"), **fields)
+    return with_clip, await server.embed(fields.pop("name"), **fields)
 
 
 CLIP_MAX_BYTES = 10 * 1024**2
@@ -129,7 +144,7 @@ async def test_a_page_is_bounded_in_bytes_and_goes_on(server, monkeypatch):
     monkeypatch.setattr(models, "PAGE_MAX_BYTES", 20_000)
     names = [f"voice {number:02}" for number in range(12)]
     for name in names:
-        done = await embed(server, name, ref_text="é" * 2000, consent="c" * 500)
+        done = await server.embed(name, ref_text="é" * 2000, consent="c" * 500)
         assert done.status_code == 200, done.text
     found, query, num_pages = [], {}, 0
     while query is not None:
@@ -188,9 +203,10 @@ NUM_AT_ONCE = 2
 SOON_SECONDS = 30.0
 
 
-@pytest.mark.parametrize(
-    ("kind", "max_waiting"), [("upload", 32), ("list", 64), ("delete", 64)]
-)
+WAITING = {"upload": 32, "list": 64, "delete": 64}
+
+
+@pytest.mark.parametrize(("kind", "max_waiting"), WAITING.items())
 async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_up(
     server, monkeypatch, kind, max_waiting
 ):
@@ -202,11 +218,7 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
             "_register_clips",
             lambda: server.register("A", wav()),
         ),
-        "list": (
-            service.store,
-            "records",
-            lambda: server.client.get(VOICES),
-        ),
+        "list": (service.store, "records", lambda: server.client.get(VOICES)),
         "delete": (
             service.store.registrations,
             "delete",
@@ -225,13 +237,10 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
     asked = [asyncio.create_task(ask()) for _ in range(num_served + num_refused)]
     try:
         await soon(lambda: len(begun) >= NUM_AT_ONCE, SOON_SECONDS)
-        await soon(
-            lambda: sum(task.done() for task in asked) >= num_refused, SOON_SECONDS
-        )
-        for fields in (
-            {"voice": "Ann"},
-            {"ref_audio": data_url(), "x_vector_only_mode": True},
-        ):
+        num_done = lambda: sum(task.done() for task in asked)  # noqa: E731
+        await soon(lambda: num_done() >= num_refused, SOON_SECONDS)
+        inline = {"ref_audio": data_url(), "x_vector_only_mode": True}
+        for fields in ({"voice": "Ann"}, inline):
             answer = await asyncio.wait_for(server.speak(**fields), SOON_SECONDS)
             assert answer.status_code == 200, answer.text
         if kind == "upload":  # changes decode no clip, and go on as well
@@ -311,7 +320,8 @@ async def test_a_voice_that_is_not_urgent_is_made_on_after_the_answer(
     asked = await asyncio.gather(*(server.client.post(in_turn) for _ in range(5)))
     assert [answer.status_code for answer in asked] == [202] * 5
     assert asked[0].json() == {"voice": "Ann", "cache_status": "processing"}
-    assert len(server.service.encodings._background) == 1  # however many ask
+    encodings = server.service.encodings
+    await soon(lambda: len(encodings._background) == 1)  # however many ask
     server.encoders[0].gate.set()
     await server.settled()
     done = await server.client.post(in_turn)
@@ -397,76 +407,3 @@ async def test_what_is_shown_of_the_cache_asks_the_workers_once_and_lists_no_dir
     assert shown["registry"] == {"speakers": 1}
     assert shown["storage"]["registered"]["encodings"]["files"] == 2
     assert shown["workers"][0]["encodes"] == {"speaker": 1, "codec": 1}
-
-
-# -------- models that we do not serve
-
-
-@pytest.fixture
-async def foreign(default_checkpoint, tmp_path, monkeypatch):
-    """Of a family that only the host knows."""
-    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
-    server.engine.workers = (worker(object()),)
-    async with running(server) as server:
-        yield server
-
-
-async def test_the_voices_routes_answer_clearly_for_a_model_that_is_not_ours(foreign):
-    """They were 500 on every such model."""
-    assert (await foreign.register("Ann", wav(), precompute="true")).status_code == 200
-    shown = await foreign.client.get(f"{VOICES}/Ann")
-    assert shown.json()["cache_status"] == "unsupported"
-    forced = await foreign.client.post(f"{VOICES}/Ann/cache?force=true")
-    assert forced.status_code == 400
-    assert "nothing to precompute" in forced.json()["error"]["message"]
-    stats = await foreign.client.get("/v1/audio/speaker_cache")
-    assert stats.json()["workers"] == []
-    assert stats.json()["registry"] == {"speakers": 1}
-    assert (await foreign.client.delete(f"{VOICES}/Ann")).status_code == 200
-    assert (await foreign.client.get(f"{VOICES}/Ann")).status_code == 404
-    assert foreign.engine.calls == []
-
-
-async def test_the_host_reads_voices_through_us_for_a_model_that_is_not_ours(foreign):
-    await foreign.register("Ann", wav(), ref_text="words")
-    raw = NewSpeaker(name="Raw", consent="y", embedding=(0.5, -1.0))
-    foreign.service.store.registrations.register(raw, None)
-    handler = foreign.handler
-    names = ("Ann", "Raw", "nobody")
-    voices = {name.lower(): await handler._read_voice(name) for name in names}
-    with host_speakers.known(voices):
-        assert set(handler.uploaded_speakers) == {"ann", "raw"}
-        assert "ann" in handler._get_available_speakers()
-        info = handler.uploaded_speakers["ann"]
-        assert Path(info["file_path"]).exists()
-        samples, rate_hz = handler._load_uploaded_audio("Ann")
-        assert (samples.shape, rate_hz) == ((48_000,), 24_000)
-        url = handler._get_uploaded_audio_data("Ann")
-        assert url.startswith("data:audio/wav;base64,")
-        assert handler._load_uploaded_audio("nobody") is None
-        assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
-        assert handler._get_uploaded_speaker_embedding("ann") is None
-        assert handler._load_uploaded_audio("raw") is None
-
-
-async def test_a_diffusion_model_deletes_without_an_error(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    """It deleted, and then raised."""
-    from vllm_omni.entrypoints.openai import api_server
-
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        server.handler.shutdown()
-        monkeypatch.setattr(
-            server.engine, "get_diffusion_od_config", lambda: None, raising=False
-        )
-        server.handler = api_server.OmniOpenAIServingSpeech.for_diffusion(
-            server.engine, "m"
-        )
-        server.app.state.openai_serving_speech = server.handler
-        assert (await server.register("Ann", wav())).status_code == 200
-        shown = await server.client.get(f"{VOICES}/Ann")
-        assert shown.json()["cache_status"] == "unsupported"
-        assert (await server.client.get("/v1/audio/speaker_cache")).status_code == 200
-        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
-        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 404

@@ -12,12 +12,7 @@ from vllm_omni.engine.stage_pool import StagePool
 from tests.waiting import soon
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.entrypoints.serving import host_fixes
-from vllm_tts_cache.speaker.rpc_client import (
-    DELETE,
-    FAILED,
-    STATS,
-    TIMEOUT_SECONDS,
-)
+from vllm_tts_cache.speaker.rpc_client import DELETE, FAILED, STATS, TIMEOUT_SECONDS
 
 
 class Client:
@@ -41,17 +36,12 @@ class Client:
         return [method]
 
 
-def beside_others():
-    name = "_handle_collective_rpc"
-    patch_once(OrchestratorBase, name, host_fixes.calling_beside)
-
-
 @pytest.fixture
 def orchestrator(monkeypatch):
     """``of`` gives one whose talker has these replicas; all others are the host's."""
-    host = OrchestratorBase._handle_collective_rpc
-    monkeypatch.setattr(OrchestratorBase, "_handle_collective_rpc", host)
-    beside_others()
+    name = "_handle_collective_rpc"
+    monkeypatch.setattr(OrchestratorBase, name, getattr(OrchestratorBase, name))
+    patch_once(OrchestratorBase, name, host_fixes.calling_beside)
     monkeypatch.setattr(host_fixes, "LATER_SECONDS", 0.05)
 
     def of(*clients):

@@ -8,40 +8,25 @@ import pytest
 from vllm_tts_cache.speaker.family import CloneFacts
 from vllm_tts_cache.testing.server import SpeechClient, data_url
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.every_family,
-]
-
-
-def at_once(count, work):
-    barrier = threading.Barrier(count)
-
-    def run(number):
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
-
-
-def difference(after, before):
-    return {name: after[name] - before[name] for name in after}
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 
 def test_eight_cold_requests_for_one_clip_encode_it_once(family, client, make_clip):
     url, before = data_url(make_clip()), client.encodes()
-    spoken = at_once(
-        8,
-        lambda _: client.speak(
-            "Hi there.", ref_audio=url, ref_text="Hello.", task_type="Base"
-        ),
-    )
+    request = {"ref_audio": url, "ref_text": "Hello.", "task_type": "Base"}
+    barrier = threading.Barrier(8)
+
+    def speak(_):
+        barrier.wait()
+        return client.speak("Hi there.", **request)
+
+    with ThreadPoolExecutor(8) as pool:
+        spoken = list(pool.map(speak, range(8)))
     assert {s.status for s in spoken} == {200}
     mode = family.mode(CloneFacts(given_transcript=True, is_inline=True))
     expected = {name: int(name in mode.encoders) for name in family.encoders}
-    assert difference(client.encodes(), before) == expected
+    after = client.encodes()
+    assert {name: after[name] - before[name] for name in after} == expected
 
 
 def test_every_answer_is_wholly_the_old_or_the_new_voice(

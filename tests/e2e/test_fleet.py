@@ -154,16 +154,11 @@ def test_without_the_bucket_what_is_warm_speaks_and_the_rest_says_why(fleet, mak
     fleet.object_server.stop()
     try:
         spoken = [fleet.client.speak(voice="Ada") for _ in range(6)]
+        inline = {"ref_audio": data_url(make_clip(1.5)), "ref_text": SPOKEN}
+        said = {"input": "Hello.", **inline}
         refused = [
             fleet.client.register("Dan", make_clip(1.5)),
-            fleet.client.http.post(
-                "/v1/audio/speech",
-                json={
-                    "input": "Hello.",
-                    "ref_audio": data_url(make_clip(1.5)),
-                    "ref_text": SPOKEN,
-                },
-            ),
+            fleet.client.http.post("/v1/audio/speech", json=said),
         ]
     finally:
         fleet.object_server.start()

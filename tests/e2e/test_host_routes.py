@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -195,27 +194,14 @@ def talk(server, path, headers=None):
             pass
 
 
-@pytest.fixture
-def keeper(client, make_clip):
-    client.register("keeper", make_clip(), ref_text="Hello there.")
-    client.precompute("keeper").raise_for_status()
-    return client
-
-
 @pytest.mark.long  # test_host_surface.py has in process which of them there are
 def test_no_route_of_the_host_ends_the_engine(family, keeper, shared_server):
     http, sockets = routes_of(shared_server)
     assert ("POST", "/v1/chat/completions") in http and "/v1/realtime" in sockets
     with undisturbed(shared_server.url, "keeper"):
         statuses, texts = ask(shared_server, http)
-        talkers = [
-            threading.Thread(target=talk, args=(shared_server, path))
-            for path in sockets
-        ]
-        for talker in talkers:
-            talker.start()
-        for talker in talkers:
-            talker.join()
+        with ThreadPoolExecutor(len(sockets)) as several:
+            list(several.map(lambda path: talk(shared_server, path), sockets))
     found = {
         f"{path} {status}": texts[path, status]
         for (_, path), all_ in statuses.items()

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import yaml
 
 from tests.contract.test_monitoring import ALERTS, queries
 from tests.prometheus import SCRAPE_SECONDS, Prometheus
@@ -38,7 +39,8 @@ def test_every_query_of_the_dashboard_has_data(shared_server, make_clip, tmp_pat
     with Prometheus(tmp_path, target, [ALERTS]) as prometheus:
         until = time.monotonic() + PATIENCE_SECONDS
         # The alerts come first: they have no data on a healthy server.
-        panels = queries()[len(prometheus_rules()) :]
+        rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+        panels = queries()[len(rules) :]
         empty, number = panels, 0
         while empty:
             assert time.monotonic() < until, f"no data: {empty}"
@@ -51,15 +53,8 @@ def test_every_query_of_the_dashboard_has_data(shared_server, make_clip, tmp_pat
                 if not prometheus.ask(filled_in(query))
             ]
         evaluated = prometheus.alerts()
-        assert set(evaluated) == set(prometheus_rules())
+        assert set(evaluated) == {rule["alert"] for rule in rules}
         assert {health for health, _ in evaluated.values()} == {"ok"}
         firing = [name for name, (_, state) in evaluated.items() if state == "firing"]
         assert firing == [], "a healthy server rings no bell"
     client.close()
-
-
-def prometheus_rules():
-    import yaml
-
-    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    return [rule["alert"] for rule in rules]

@@ -12,7 +12,8 @@ from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_batch.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "offline_batch.py"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -44,12 +45,18 @@ def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
 
 def speak(checkpoint: Path, work: Path, clips: list[Path]) -> Path:
     out = work / "out"
-    command = [sys.executable, str(EXAMPLE), "--model", str(checkpoint)]
-    command += ["--deploy-config", str(default_family().deploy_file), "--out", str(out)]
-    command += ["--text", "The tide is out.", *map(str, clips)]
-    samples = {"SPEAKER_SAMPLES_DIR": str(work / "speakers")}
+    command = [EXAMPLE, "--model", checkpoint, "--out", out]
+    command += ["--deploy-config", default_family().deploy_file]
+    ran(work / "speakers", *command, "--text", "The tide is out.", *clips)
+    return out
+
+
+def ran(samples_dir: Path, *command: object) -> str:
+    """What a program printed that speaks with an engine in its own process."""
+    samples = {"SPEAKER_SAMPLES_DIR": str(samples_dir)}
     done = subprocess.run(
-        command,
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
         env={**os.environ, **ENVIRONMENT, **samples},
         capture_output=True,
         text=True,
@@ -57,4 +64,4 @@ def speak(checkpoint: Path, work: Path, clips: list[Path]) -> Path:
         timeout=600,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return out
+    return done.stdout

@@ -43,16 +43,12 @@ ARGUMENTS = (
 def text_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text-model")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_tokenizer(folder)
-    return folder
-
-
-def save_tokenizer(folder):
-    """A token for each letter."""
+    # A token for each letter.
     vocab = {letter: number for number, letter in enumerate(LETTERS)}
     Tokenizer(models.BPE(vocab, [])).save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def named_vllm(directory):

@@ -95,9 +95,8 @@ def apart(shared, default_checkpoint):
         server.start()
         client = SpeechClient(server.url)
         ended.callback(client.close)
-        yield SimpleNamespace(
-            talker=talker, server=server, client=client, folder=shared.folder
-        )
+        both = {"talker": talker, "server": server}
+        yield SimpleNamespace(**both, client=client, folder=shared.folder)
 
 
 def test_a_talker_that_reads_another_directory_speaks_what_is_registered_here(
@@ -139,13 +138,12 @@ def test_without_its_talker_a_server_says_so_and_still_deletes(apart):
 @pytest.fixture(scope="module")
 def doubled(default_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("doubled")
+    replicas = {"num_replicas": 2, "devices": "0,1"}
     options = ServerOptions(
         model=default_checkpoint,
         samples_dir=folder / "speakers",
         log_path=folder / "server.log",
-        arguments=serving(
-            default_family(), {"num_replicas": 2, "devices": "0,1"}, folder
-        ),
+        arguments=serving(default_family(), replicas, folder),
     )
     with Server(options) as server, ExitStack() as closed:
         client = SpeechClient(server.url)

@@ -2,14 +2,12 @@
 
 import pytest
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.every_family,
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 
-def test_forced_precompute_encodes_again_to_the_same_bits(client, make_clip):
+def test_a_voice_encoded_anew_or_without_its_clip_speaks_the_same_bits(
+    client, shared_server, make_clip
+):
     client.register("forced", make_clip(), ref_text="Hello there.")
     client.precompute("forced")
     first, encodes = client.speak(voice="forced"), client.encodes()
@@ -17,21 +15,12 @@ def test_forced_precompute_encodes_again_to_the_same_bits(client, make_clip):
     assert answer == {"voice": "forced", "cache_status": "ready"}
     assert client.encodes() == {name: n + 1 for name, n in encodes.items()}
     assert client.speak(voice="forced").audio == first.audio
-
-
-def test_removing_the_stored_audio_does_not_silence_a_precomputed_voice(
-    client, shared_server, make_clip
-):
-    client.register("kept", make_clip(), ref_text="Hello there.")
-    client.precompute("kept")
-    sha = client.http.get("/v1/audio/voices/kept").json()["voice"]["audio_sha256"]
-    first = client.speak(voice="kept")
+    sha = client.http.get("/v1/audio/voices/forced").json()["voice"]["audio_sha256"]
     stored = shared_server.options.samples_dir / "store" / sha[:2] / sha
-    stored = stored / "audio.safetensors"
-    stored.unlink()
-    again = client.speak(voice="kept")
+    (stored / "audio.safetensors").unlink()
+    again = client.speak(voice="forced")
     assert (again.status, again.audio) == (200, first.audio)
-    client.http.delete("/v1/audio/voices/kept")
+    client.http.delete("/v1/audio/voices/forced")
 
 
 @pytest.mark.does("raw_embeddings")

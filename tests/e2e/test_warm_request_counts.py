@@ -11,11 +11,7 @@ from tests.e2e import warm_request_probe
 from vllm_tts_cache.speaker.family import CloneFacts
 from vllm_tts_cache.testing.server import SpeechClient
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.every_family,
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 SHORT, LONG = 3.0, 25.0
 NUM_REQUESTS = 3
@@ -70,9 +66,7 @@ def kinds(seen, kind):
     return [what for _, seen_kind, what in seen if seen_kind == kind]
 
 
-TIDYING = tuple(
-    f"tts-cache: {what}" for what in ("a round", "a look", "removing files")
-)
+TIDYING = ("tts-cache: a round", "tts-cache: a look", "tts-cache: removing files")
 
 
 def opened_for_requests(seen):
@@ -119,10 +113,7 @@ def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
     seen = probed.seen(speak)
     assert probed.client.encodes() == before
     # What the metrics ask every few seconds is of no request.
-    assert set(kinds(seen, "rpc")) <= {
-        "tts_cache_stats",
-        "tts_cache_decoder_stats",
-    }
+    assert set(kinds(seen, "rpc")) <= {"tts_cache_stats", "tts_cache_decoder_stats"}
     assert opened_for_requests(seen) == []
 
 

@@ -60,9 +60,8 @@ def test_a_voice_is_encoded_once_whatever_it_is_called(client, family):
     else:  # a family without the mode says so
         assert by_vector.status == 400 and b"x_vector_only_mode" in by_vector.audio
     after = client.encodes()
-    assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
-        family.encoders, 1
-    )
+    made = {name: after[name] - before[name] for name in after}
+    assert made == dict.fromkeys(family.encoders, 1)
 
 
 def test_two_new_requests_beside_a_running_one_keep_their_voices(

@@ -6,7 +6,7 @@ encoder -> what decides its encodings.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -165,6 +165,12 @@ def case_of(family: Family) -> Case:
     """The one of a family."""
     case: Case = import_module(f"tests.families.{family.name}.case").CASE
     return case
+
+
+def of(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """Run a test with each of these as its ``own_case``."""
+    names = lambda case: case.name  # noqa: E731
+    return pytest.mark.parametrize("own_case", [*cases], ids=names, scope="module")
 
 
 def every_case(test: Any) -> Any:

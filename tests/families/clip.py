@@ -49,7 +49,9 @@ class Clip:
         return path
 
 
-def noisy_tone(num_samples: int, rate_hz: int, seed: int = 0) -> ReferenceAudio:
+def noisy_tone(
+    num_samples: int, rate_hz: int = 16_000, seed: int = 0
+) -> ReferenceAudio:
     """Another one by each seed."""
     rng = np.random.default_rng(seed)
     tone = np.sin(2 * np.pi * (150 + 40 * seed) * np.arange(num_samples) / rate_hz)

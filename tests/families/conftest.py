@@ -1,21 +1,19 @@
 """What tests of one family have at hand: its case, checkpoint, talker and server."""
 
+# The process that hands tests to xdist's workers imports this first, and no host.
 from functools import cache
 
 import pytest
-import torch
-from transformers import AutoTokenizer
 
 from tests.families.cases import case_of
-from tests.families.serving import served
-from tests.real_talker import loaded_talker
-from tests.speech_server import running
 from vllm_tts_cache.speaker.family import families
 
 
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_are_read_once():
     """Each server reads its own: a second of every test, and the same one each time."""
+    from transformers import AutoTokenizer
+
     read, known = AutoTokenizer.from_pretrained, {}
 
     def remembered(*given, **options):
@@ -46,7 +44,18 @@ def own_checkpoint(own_case, tiny, tmp_path_factory):
     return checkpoint
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """As the encode thread has: on several, a CPU encodes without slices."""
+    from tests.torch_threads import on_threads
+
+    with on_threads(1):
+        yield
+
+
 def load(case, checkpoint):
+    import torch
+
     return case.family.part("encoders_part")(checkpoint, torch.device("cpu"))
 
 
@@ -65,6 +74,8 @@ def encoders_of(tiny):
 @pytest.fixture(scope="module")
 def talker(own_case, own_checkpoint, tmp_path_factory):
     """As a worker has it; what its requests leave behind is a test's to tidy."""
+    from tests.real_talker import loaded_talker
+
     directory = tmp_path_factory.mktemp("talker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
@@ -80,6 +91,9 @@ def talker(own_case, own_checkpoint, tmp_path_factory):
 @pytest.fixture
 async def server(own_case, own_checkpoint, tmp_path, monkeypatch):
     """Its API process; stand-ins encode."""
+    from tests.families.serving import served
+    from tests.speech_server import running
+
     made = served(own_case, own_checkpoint, tmp_path / "speakers", monkeypatch)
     async with running(made) as server:
         own_case.serve(server)

@@ -16,7 +16,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
@@ -75,7 +75,7 @@ def clip_of(audio):
 def remember(speakers, ref, **arrays):
     """Have a worker's memory hold these of a clip, by encoder and name."""
     speakers.delete([ref.audio_sha256])
-    memory = speakers._cache._memory
+    memory = speakers._cache.memory
     for encoder, kept in arrays.items():
         key = EncodingKey(
             audio_sha256=ref.audio_sha256,

@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.families.cases import Case
 from tests.in_process_workers import SpectrumEncoder
+from tests.speaking import wav
 from tests.speech_server import Server
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.store.encoding import Encoding
@@ -26,6 +27,13 @@ def served(case: Case, *places: Any, **config: Any) -> Server:
     """A server that has not begun; `Case.serve` is to be called when it has."""
     encoders = [StandIn(name, arrays) for name, arrays in case.arrays.items()]
     return Server(*places, encoders=encoders, family=case.family, **config)
+
+
+async def ann(server: Any, **fields: Any) -> dict[str, Any]:
+    """Register Ann; what is told of her."""
+    answer = await server.register("Ann", wav(), **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["voice"]
 
 
 def message(answer: Any, status: int = 400) -> str:

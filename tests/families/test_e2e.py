@@ -1,11 +1,9 @@
 """What some families have over HTTP: streams of talkers, one KV prefix per voice."""
 
-import json
-
 import pytest
-from websockets.sync.client import connect
 
 from tests.crowds import prefix_tokens
+from tests.e2e.test_hostile_speech import spoken_by_socket
 from vllm_tts_cache.testing.server import data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -46,26 +44,9 @@ def test_streams_batches_and_sockets_speak_alike(client, shared_server, make_cli
     assert batch.headers["X-Speaker-Cache"] == "hit"
     results = batch.json()["results"]
     assert [r["status"] for r in results] == ["success", "error"]
-    assert by_socket(shared_server, "every way") == stream.audio
+    socket = {"voice": "every way", "stream_audio": True}
+    assert spoken_by_socket(shared_server, TEXT, **socket) == (stream.audio, [])
     assert client.encodes() == before
-
-
-def by_socket(server, voice):
-    heard = bytearray()
-    config = {"voice": voice, "response_format": "pcm", "stream_audio": True, "seed": 7}
-    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as ws:
-        for sent in (
-            {"type": "session.config", **config},
-            {"type": "input.text", "text": TEXT},
-            {"type": "input.done"},
-        ):
-            ws.send(json.dumps(sent))
-        while True:
-            received = ws.recv(timeout=60)
-            if isinstance(received, bytes):
-                heard += received
-            elif json.loads(received)["type"] == "session.done":
-                return bytes(heard)
 
 
 @pytest.mark.does("shares_kv")

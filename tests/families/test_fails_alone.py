@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from tests.families.cases import cases
+from tests.families.cases import cases, of
 from tests.families.runner import as_the_runner_says
 
 # The host asks Higgs Audio's talkers for no rows before a step; see their own tests.
-WITHOUT_PREPROCESS = {"higgs_audio_v3"}
-TALKERS = [
+WITHOUT_PREPROCESS = "higgs_audio_v3"
+pytestmark = of(
     case
     for case in cases()
-    if not case.family.pipelines and case.name not in WITHOUT_PREPROCESS
-]
+    if not case.family.pipelines and case.name != WITHOUT_PREPROCESS
+)
 # What the host's routes bring: ids alone, or what only an adapter should have said.
 TOLD = [
     {},
@@ -22,11 +22,6 @@ TOLD = [
     {"tts_cache_speaker": "nobody"},
     {"tts_cache_speaker": ["a" * 64, "registered"], "task_type": 7},
 ]
-
-
-@pytest.fixture(scope="module", params=TALKERS, ids=lambda case: case.name)
-def own_case(request):
-    return request.param
 
 
 @pytest.mark.parametrize("num_computed", [0, 4])

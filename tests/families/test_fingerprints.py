@@ -23,14 +23,9 @@ IDS = [f"{family.name}-{name}" for family, name in EVERY]
 
 every_encoder = pytest.mark.parametrize(("owner", "name"), EVERY, ids=IDS)
 # It is loaded for each value that there is: of other families in the long proofs.
-every_value = pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        pytest.param(*each, marks=() if is_tried(each[0]) else pytest.mark.long)
-        for each in EVERY
-    ],
-    ids=IDS,
-)
+MARKS = {family: () if is_tried(family) else pytest.mark.long for family, _ in EVERY}
+VALUES = [pytest.param(*each, marks=MARKS[each[0]]) for each in EVERY]
+every_value = pytest.mark.parametrize(("owner", "name"), VALUES, ids=IDS)
 
 
 def load(family, directory, name):

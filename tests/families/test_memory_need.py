@@ -13,18 +13,10 @@ import torch
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.memory import MIB, TensorBytes, peak_bytes
 from tests.families.cases import cases, unlike_cases
-from tests.torch_threads import on_threads
 from vllm_tts_cache.families.omnivoice import preparation
 from vllm_tts_cache.speaker.reference import MemoryNeed
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def one_thread():
-    """As the encode thread has: on several, a CPU encodes without slices."""
-    with on_threads(1):
-        yield
 
 
 @unlike_cases

@@ -10,7 +10,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from tests.families.cases import cases
+from tests.families.cases import cases, of
 from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
@@ -21,7 +21,7 @@ CASES = [case for case in cases() if case.family.encoders and case.name != "omni
 
 # The longest that is allowed in the long proofs: it takes as long as all others.
 @pytest.mark.parametrize("max_seconds", [5, pytest.param(60, marks=pytest.mark.long)])
-@pytest.mark.parametrize("own_case", CASES, ids=lambda case: case.name, scope="module")
+@of(CASES)
 def test_encodings_equal_the_official_ones(
     own_case, own_checkpoint, encoders, tmp_path, max_seconds
 ):
@@ -47,8 +47,6 @@ def test_encodings_equal_the_official_ones(
 
 
 def is_same(ours, theirs, tolerance):
-    if ours.shape != theirs.shape:
-        return False
-    if tolerance is None:
+    if tolerance is None or ours.shape != theirs.shape:
         return np.array_equal(ours, theirs)
     return np.linalg.norm(ours - theirs) < tolerance * np.linalg.norm(theirs)

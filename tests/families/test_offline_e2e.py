@@ -1,28 +1,18 @@
 """Through the real engine, a clone by address is heard as one by waveform."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import soundfile
 
 from tests.audio_clips import voiced
+from tests.e2e.test_offline import ran
 from tests.families.cases import cases
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-ROOT = Path(__file__).parents[2]
 PITCHES_HZ = (220.0, 330.0, 480.0)
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 # Each has a part of the program in its folder.
 HEARD = [case.family for case in cases() if case.name in ("omnivoice", "voxcpm2")]
 
@@ -38,21 +28,8 @@ def heard(request, tiny, tmp_path_factory):
         samples = voiced(part.RATE_HZ, 2.0 + number, pitch_hz=pitch_hz)
         soundfile.write(clips[-1], samples, part.RATE_HZ, subtype="FLOAT")
     given = family.name, tiny(family), family.deploy_file, *clips
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.families.heard", *map(str, given)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            **ENVIRONMENT,
-            "SPEAKER_SAMPLES_DIR": str(folder / "speakers"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    (line,) = (ln for ln in done.stdout.splitlines() if ln.startswith("{"))
+    out = ran(folder / "speakers", "-m", "tests.families.heard", *given)
+    (line,) = (ln for ln in out.splitlines() if ln.startswith("{"))
     return json.loads(line), len(PITCHES_HZ) * len(part.TRANSCRIPTS), family
 
 

@@ -18,7 +18,7 @@ import torch
 from vllm.v1.request import RequestStatus
 from vllm_omni.outputs import OmniModelRunnerOutput
 
-from tests.families.cases import cases
+from tests.families.cases import cases, of
 from tests.families.runner import as_the_runner_says, merge
 from tests.real_scheduler import (
     BLOCK_SIZE,
@@ -30,15 +30,11 @@ from tests.real_scheduler import (
 )
 from vllm_tts_cache.model_executor.kv_room import resume_by_replay
 
+STEPS = ("fcfs", 17), ("fcfs", 0), ("priority", 33)
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-RESUMING = [
+pytestmark = of(
     case for case in cases() if case.family.resumes and not case.family.pipelines
-]
-
-
-@pytest.fixture(scope="module", params=RESUMING, ids=lambda case: case.name)
-def own_case(request):
-    return request.param
+)
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +208,7 @@ def test_all_that_is_spoken_is_sent_once(speech, undisturbed):
         speech.check_sent(number, spoken, engine.sent.parts[name])
 
 
-@pytest.mark.parametrize(
-    ("policy", "chunk"),
-    [
-        ("fcfs", 17),
-        pytest.param("fcfs", 0, marks=pytest.mark.long),
-        pytest.param("priority", 33, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("policy", "chunk"), STEPS)
 def test_a_preempted_request_says_what_it_would_have_said(
     speech, scheduler, undisturbed, policy, chunk
 ):

@@ -10,17 +10,12 @@ from importlib import import_module
 import pytest
 import torch
 
-from tests.families.cases import cloning_cases
+from tests.families.cases import cloning_cases, of
 from tests.families.runner import UNKNOWN, UNNAMED, num_failed
-from vllm_tts_cache.families.networks.rows import FIELD
+from vllm_tts_cache.families.networks.prompts import ROWS
 
 NAMES = ("audio8_tts", "fish_speech", "higgs_audio_v2", "higgs_audio_v3")
-CASES = [case for case in cloning_cases() if case.name in NAMES]
-
-
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def own_case(request):
-    return request.param
+pytestmark = of(case for case in cloning_cases() if case.name in NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +94,10 @@ def test_a_request_without_a_voice_is_left_to_the_host(bench, chunk):
 WRONG = {
     "unknown": UNKNOWN,
     "no address": UNNAMED["no-address"],
-    "nowhere": {FIELD: None},
-    "negative": {FIELD: [-1, 70, 0]},
-    "text": {FIELD: "0"},
-    "of another length": {FIELD: [1, 5, 0]},
+    "nowhere": {ROWS: None},
+    "negative": {ROWS: [-1, 70, 0]},
+    "text": {ROWS: "0"},
+    "of another length": {ROWS: [1, 5, 0]},
 }
 
 
@@ -158,7 +153,7 @@ def behind(voice, name):
 def failing(voice, name="failing"):
     where = voice.where
     short = [where.start, where.num_rows - 1, where.checksum]
-    return name, voice, 0, len(voice.ids), {**voice.info, FIELD: short}
+    return name, voice, 0, len(voice.ids), {**voice.info, ROWS: short}
 
 
 def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from tests.families.cases import case_of, cloning_cases
+from tests.families.cases import case_of, cloning_cases, of
 from tests.families.serving import message
 from tests.speaking import (
     as_events,
@@ -32,13 +32,6 @@ CLONING = cloning_cases()
 NEED_ONE = ("qwen3_tts", "cosyvoice3")
 NONE = ({}, {"voice": None}, {"voice": "default"}, {"voice": "Default"})
 BLANK = ({"voice": ""}, {"voice": " \n"})
-
-
-def of(cases):
-    """Run a test on the API process of each of these."""
-    return pytest.mark.parametrize(
-        "own_case", cases, ids=lambda case: case.name, scope="module"
-    )
 
 
 def told(server, number=-1):
@@ -129,17 +122,12 @@ async def test_a_request_whose_encoding_is_lost_on_the_way_is_submitted_again(se
     assert lost == again
 
 
-def builder_of(case):
-    """What makes prompts of texts, where that is ours."""
-    part = importlib.import_module(f"vllm_tts_cache.families.{case.name}.prompt")
-    return part.PromptBuilder
-
-
 @of([case for case in CLONING if case.name in ("cosyvoice3", "fish_speech", "voxcpm2")])
 async def test_a_long_text_is_read_off_the_event_loop(server, own_case, monkeypatch):
     await server.register("Ann", wav(), ref_text=SPOKEN)
     here, is_here = threading.get_ident(), []
-    builder = builder_of(own_case)
+    part = f"vllm_tts_cache.families.{own_case.name}.prompt"
+    builder = importlib.import_module(part).PromptBuilder
     name = "speak" if hasattr(builder, "speak") else "clone"
     build = getattr(builder, name)
 
@@ -180,19 +168,15 @@ async def test_what_is_sent_without_a_voice_is_spoken_or_told_what_to_send(
 
 async def told_each_way(server, case, fields):
     """The error of each way to speak; None where it was spoken."""
-    ways = [plainly, as_raw_stream]
-    if not case.family.pipelines:  # of which the host streams no events
-        ways.append(as_events)
+    is_talker = not case.family.pipelines  # of which the host streams no events
+    ways = [plainly, as_raw_stream, *([as_events] if is_talker else [])]
     answers = [await say(server, **fields) for say in ways]
     said = [
         None if answer.status_code == 200 else answer.json()["error"]["message"]
         for answer in answers
     ]
-    if not case.family.pipelines:
-        said += [
-            await in_a_batch(server, **fields),
-            await by_websocket(server, **fields),
-        ]
+    if is_talker:
+        said += [await say(server, **fields) for say in (in_a_batch, by_websocket)]
     return said
 
 

@@ -5,15 +5,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from tests.fake_hub import (
-    MAIN,
-    OTHER,
-    Hub,
-    download,
-    path_of,
-    use_hub,
-    vllm_config,
-)
+from tests.fake_hub import MAIN, OTHER, Hub, download, path_of, use_hub, vllm_config
 from tests.families.cases import unlike_cases
 from vllm_tts_cache.speaker.checkpoint_dir import whole_checkpoint
 

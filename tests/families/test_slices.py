@@ -6,25 +6,13 @@ from torch import nn
 
 from tests.families.cases import unlike_cases
 from tests.families.test_encoders import audio
-from tests.torch_threads import on_threads
 from vllm_tts_cache.families.networks import slices
-from vllm_tts_cache.families.networks.slices import (
-    CausalPass,
-    in_slices,
-    slice_lengths,
-)
-
-
-@pytest.fixture
-def one_thread():
-    with on_threads(1):
-        yield
+from vllm_tts_cache.families.networks.slices import CausalPass, in_slices, slice_lengths
 
 
 @unlike_cases
 @pytest.mark.parametrize(
-    "rate_hz, num_samples",
-    [(24_000, 95_999), (44_100, 44_101), (48_000, 240_007)],
+    "rate_hz, num_samples", [(24_000, 95_999), (44_100, 44_101), (48_000, 240_007)]
 )
 @pytest.mark.usefixtures("one_thread")
 def test_an_encoding_is_the_same_in_one_slice(

@@ -23,8 +23,8 @@ def test_what_is_not_ours_is_left_alone_even_with_force(tmp_path):
     before = contents(tmp_path)
     for name, says in (
         ("work", "left alone"),
-        ("file", "not a directory"),
-        ("link", "not a directory"),
+        ("file", "is no directory"),
+        ("link", "is no directory"),
     ):
         with pytest.raises(ConfigError, match=says):
             TINY.write(tmp_path / name, force=True)

@@ -24,6 +24,10 @@ class Held:
         self.tasks = len(running)
         self.names = sorted(str(task.get_coro()) for task in running)
 
+    def assert_no_more_than(self, before):
+        assert self.threads <= before.threads + ON_DEMAND, (before, self)
+        assert self.descriptors <= before.descriptors + ON_DEMAND, (before, self)
+
     def __repr__(self):
         return (
             f"{self.threads} threads, {self.descriptors} fds, {self.tasks} tasks: "

@@ -3,13 +3,15 @@
 import base64
 import io
 import json
+import os
 import warnings
 import zipfile
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from urllib.parse import quote, urlencode
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
@@ -17,52 +19,33 @@ from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import BundledVoice
 
+NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150"))
 VOICES = "/v1/audio/voices"
 BOUNDARY = "hostile"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 EMBEDDING = str([0.5] * 16)
 
-NASTY_TEXTS = [
-    "",
-    " ",
-    "\0",
-    "a\0b",
-    "..",
-    ".",
-    "a/b",
-    "a\\b",
-    "default",
-    "DEFAULT ",
-    "adm\u200bin",
-    "\u202eevil",
-    "\u2066\u2069",
-    "\ud800",
-    "\udfff\ud800",
-    "\ufffe\uffff",
-    "\r\nX-Header: 1",
-    "%00%ff",
-    "%",
-    "_",
-    "' OR 1=1 --",
-    '"; DROP TABLE speaker; --',
-    "\U0001f468\u200d\U0001f469",
-    "I\u0307\u0130\u0131\u017fß",
-    "e\u0301" * 40,
-    "a" * 129,
-    "\U0001f600" * 600,
-    "x" * 70_000,
-    "<|speaker:0|>",
-    "<|" * 400,
-    "{}",
-    "[",
-    "null",
-    "nan",
-    "1e999",
-    "-1",
-    "true",
-]
+NASTY_TEXTS = ["", " ", "\0", "a\0b", "..", ".", "a/b", "a\\b", "default", "DEFAULT "]
+NASTY_TEXTS += ["adm\u200bin", "\u202eevil", "\u2066\u2069", "\ud800", "\udfff\ud800"]
+NASTY_TEXTS += ["\ufffe\uffff", "\r\nX-Header: 1", "%00%ff", "%", "_", "' OR 1=1 --"]
+NASTY_TEXTS += ['"; DROP TABLE speaker; --', "\U0001f468\u200d\U0001f469"]
+NASTY_TEXTS += ["I\u0307\u0130\u0131\u017fß", "e\u0301" * 40, "a" * 129]
+NASTY_TEXTS += ["\U0001f600" * 600, "x" * 70_000, "<|speaker:0|>", "<|" * 400]
+NASTY_TEXTS += ["{}", "[", "null", "nan", "1e999", "-1", "true"]
 # Few, so that requests meet: one replaces, deletes or speaks what another registered.
 NAMES = ["Ann", "ann", "Bob", "Čeněk", "E", "Zoë", "a.b", "50%", "a b"]
+
+
+def so_many(num_cases):
+    """Settings of a test that generates so many cases and shrinks none."""
+    return settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
 
 texts = st.sampled_from(NASTY_TEXTS) | st.text(
     st.characters(exclude_categories=()), max_size=30
@@ -162,16 +145,8 @@ def part(name, data, filename=None, media_type=None):
 def parts(draw):
     """The parts of a registration: mostly what is asked for, some of it nasty."""
     good = {"name": draw(names), "consent": "yes", "precompute": draw(flags)}
-    optional = [
-        "ref_text",
-        "speaker_description",
-        "consent",
-        "precompute",
-        "language",
-        "labels",
-        "expires_at",
-        "type",
-    ]
+    optional = ["ref_text", "speaker_description", "consent", "precompute", "language"]
+    optional += ["labels", "expires_at", "type"]
     for name in draw(st.lists(st.sampled_from(optional), max_size=2)):
         good[name] = draw(texts)
     found = [part(name, _bytes(text)) for name, text in good.items()]
@@ -239,33 +214,12 @@ def speech(draw):
     return fields
 
 
-SPEECH_FIELDS = [
-    "input",
-    "voice",
-    "speaker",
-    "ref_audio",
-    "ref_text",
-    "x_vector_only_mode",
-    "stream",
-    "stream_format",
-    "response_format",
-    "speed",
-    "sample_rate",
-    "task_type",
-    "language",
-    "instructions",
-    "speaker_embedding",
-    "max_new_tokens",
-    "seed",
-    "initial_codec_chunk_frames",
-    "non_streaming_mode",
-    "extra_params",
-    "word_timestamps",
-    "model",
-    "ref_audio_2",
-    "duration_seconds",
-    "unknown",
-]
+SPEECH_FIELDS = ["input", "voice", "speaker", "ref_audio", "ref_text", "ref_audio_2"]
+SPEECH_FIELDS += ["x_vector_only_mode", "stream", "stream_format", "response_format"]
+SPEECH_FIELDS += ["speed", "sample_rate", "task_type", "language", "instructions"]
+SPEECH_FIELDS += ["speaker_embedding", "max_new_tokens", "seed", "extra_params"]
+SPEECH_FIELDS += ["initial_codec_chunk_frames", "non_streaming_mode", "model"]
+SPEECH_FIELDS += ["word_timestamps", "duration_seconds", "unknown"]
 
 
 CHANGES = {
@@ -378,7 +332,7 @@ def recordings(draw):
 @st.composite
 def consent_requests(draw):
     if draw(st.booleans()):
-        head = draw(headers(MULTIPART.encode()))
+        head = draw(headers(_FORM_TYPE))
         return Case("POST", CONSENTS, draw(recordings() | forms), head)
     method = draw(st.sampled_from(["GET", "DELETE", "POST", "PUT"]))
     body = draw(as_json(st.fixed_dictionaries({"name": texts}) | values) | odd_json)
@@ -404,20 +358,9 @@ def sounds(draw):
     }
 
 
-GENERATE_FIELDS = [
-    "input",
-    "model",
-    "response_format",
-    "speed",
-    "stream_format",
-    "audio_length",
-    "audio_start",
-    "negative_prompt",
-    "guidance_scale",
-    "num_inference_steps",
-    "seed",
-    "unknown",
-]
+GENERATE_FIELDS = ["input", "model", "response_format", "speed", "stream_format"]
+GENERATE_FIELDS += ["audio_length", "audio_start", "negative_prompt", "seed"]
+GENERATE_FIELDS += ["guidance_scale", "num_inference_steps", "unknown"]
 
 odd_json = st.sampled_from(
     [
@@ -441,12 +384,10 @@ def as_json(fields):
     return fields.map(lambda value: json.dumps(value).encode())
 
 
-_JSON_TYPE = b"application/json"
-_FORM = {b"content-type": MULTIPART.encode()}
-_JSON = {b"content-type": b"application/json"}
+_JSON_TYPE, _FORM_TYPE = b"application/json", MULTIPART.encode()
 MEDIA_TYPES = [
-    b"application/json",
-    MULTIPART.encode(),
+    _JSON_TYPE,
+    _FORM_TYPE,
     b"multipart/form-data",
     b"multipart/form-data; boundary=",
     b"multipart/form-data; boundary=" + b"b" * 5000,
@@ -461,9 +402,9 @@ LENGTHS = [b"-1", b"0", b"7", b"999999999999", b"9" * 5000, b"x", b"\xb2", b"1_0
 WHO = {
     b"authorization": [
         b"Bearer x",
+        b"Bearer " + b"k" * 9000,
         b"Bearer ",
         b"Basic \xff",
-        b"Bearer " + b"k" * 9000,
     ],
     b"origin": [
         b"null",
@@ -480,14 +421,8 @@ WHO = {
     b"accept": [b"", b"\xff", b"a/b," * 3000],
 }
 said = st.dictionaries(st.sampled_from(sorted(WHO)), st.integers(0, 9), max_size=2)
-callers = (
-    st.just({})
-    | st.just({})
-    | said.map(
-        lambda given: {
-            name: WHO[name][at % len(WHO[name])] for name, at in given.items()
-        }
-    )
+callers = (st.just({}) | st.just({})) | said.map(
+    lambda given: {name: WHO[name][at % len(WHO[name])] for name, at in given.items()}
 )
 
 
@@ -514,24 +449,10 @@ def with_body(draw, path, media_type, bodies):
 voice_paths = (names | st.sampled_from(NAMES)).map(
     lambda name: f"{VOICES}/{quote(_bytes(name), safe='')}"
 ) | st.sampled_from([f"{VOICES}/%ff%fe", f"{VOICES}/a%2Fb", f"{VOICES}//", VOICES])
+_ASKED = ["limit", "after", "search", "label", "sort", "names_only", "force", "urgent"]
+_ASKED += ["name", "text", "check", "type", "unknown"]
 queries = st.dictionaries(
-    st.sampled_from(
-        [
-            "limit",
-            "after",
-            "search",
-            "label",
-            "sort",
-            "names_only",
-            "force",
-            "urgent",
-            "name",
-            "text",
-            "check",
-            "type",
-            "unknown",
-        ]
-    ),
+    st.sampled_from(_ASKED),
     st.sampled_from(
         ["0", "1", "1000", "1001", "-5", "9" * 5000, "true", "newest", "a:b", "1.0:5"]
     )
@@ -540,27 +461,19 @@ queries = st.dictionaries(
 ).map(lambda query: "?" + urlencode({k: _bytes(v) for k, v in query.items()}))
 
 
+OTHER_PATHS = ["/v1/audio/speaker_cache", "/voices", "/voices/assets/app.js"]
+OTHER_PATHS += ["/voices/assets/..%2f..%2fservice.py", "/voices/assets/%00"]
+OTHER_PATHS += ["/voices/assets/" + "a" * 5000]
+
+
 @st.composite
 def without_body(draw):
-    method = draw(
-        st.sampled_from(["GET", "GET", "DELETE", "DELETE", "POST", "POST", "PUT"])
-    )
-    path = draw(voice_paths) + draw(
-        st.sampled_from(["", "", "/cache", "/audio", "/bundle"])
-    )
+    methods = ["GET", "GET", "DELETE", "DELETE", "POST", "POST", "PUT"]
+    below = draw(st.sampled_from(["", "", "/cache", "/audio", "/bundle"]))
+    path = draw(voice_paths) + below
     if not draw(st.integers(0, 9)):
-        path = draw(
-            st.sampled_from(
-                [
-                    "/v1/audio/speaker_cache",
-                    "/voices",
-                    "/voices/assets/app.js",
-                    "/voices/assets/..%2f..%2fservice.py",
-                    "/voices/assets/%00",
-                    "/voices/assets/" + "a" * 5000,
-                ]
-            )
-        )
+        path = draw(st.sampled_from(OTHER_PATHS))
+    method = draw(st.sampled_from(methods))
     return Case(method, path + draw(queries), headers=draw(callers))
 
 
@@ -579,24 +492,28 @@ good_forms = st.builds(
 good_speech = as_json(
     st.fixed_dictionaries({"input": st.just("Hi."), "voice": st.sampled_from(NAMES)})
 )
+speeches = partial(with_body, "/v1/audio/speech", _JSON_TYPE)
+registrations = partial(with_body, VOICES, _FORM_TYPE)
 cases = st.one_of(
-    with_body("/v1/audio/speech", _JSON[b"content-type"], good_speech),
-    with_body("/v1/audio/speech", _JSON[b"content-type"], json_bodies),
-    st.builds(Case, st.just("POST"), st.just(VOICES), good_forms, st.just(_FORM)),
-    with_body(VOICES, _FORM[b"content-type"], forms | forms | forms | url_forms),
-    with_body(VOICES, _FORM[b"content-type"], whole_forms),
-    with_body("/v1/audio/speech", _JSON[b"content-type"], as_json(speech())),
-    with_body(
-        "/v1/audio/speech/batch", _JSON[b"content-type"], as_json(batch()) | odd_json
+    speeches(good_speech),
+    speeches(json_bodies),
+    speeches(as_json(speech())),
+    st.builds(
+        Case,
+        st.just("POST"),
+        st.just(VOICES),
+        good_forms,
+        st.just({b"content-type": _FORM_TYPE}),
     ),
+    registrations(forms | forms | forms | url_forms),
+    registrations(whole_forms),
+    with_body("/v1/audio/speech/batch", _JSON_TYPE, as_json(batch()) | odd_json),
     without_body(),
     without_body(),
     patches(),
     consent_requests(),
-    with_body(f"{VOICES}/check", _FORM[b"content-type"], checks() | forms),
-    with_body(f"{VOICES}/import", _FORM[b"content-type"], imports()),
-    with_body(f"{VOICES}/import", _FORM[b"content-type"], damaged(imports()) | forms),
-    with_body(
-        "/v1/audio/generate", _JSON[b"content-type"], as_json(sounds()) | odd_json
-    ),
+    with_body(f"{VOICES}/check", _FORM_TYPE, checks() | forms),
+    with_body(f"{VOICES}/import", _FORM_TYPE, imports()),
+    with_body(f"{VOICES}/import", _FORM_TYPE, damaged(imports()) | forms),
+    with_body("/v1/audio/generate", _JSON_TYPE, as_json(sounds()) | odd_json),
 )

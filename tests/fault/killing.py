@@ -206,7 +206,7 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
         note(f"deleted {name}")
         carry_out(store, deletion)
     elif what == "keep":
-        store.keep_inline(clip(chance.choice(INLINE_CLIPS)))
+        store.store_inline(clip(chance.choice(INLINE_CLIPS)))
     elif what == "publish":
         number = chance.choice([*REGISTERED_CLIPS, *INLINE_CLIPS])
         encoder = chance.choice(ENCODERS)

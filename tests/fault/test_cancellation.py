@@ -169,7 +169,7 @@ async def test_reading_an_encoding(rig, moment):
     async for _ in at_each_suspension(make, moment, at_least=2):
         await rig.nothing_is_left()
         assert (await make()).num_bytes > 0
-    rig.store.publish(key, await make())
+    rig.store.writer.publish(key, await make())
 
 
 async def test_asking_why_a_request_failed(rig, moment):
@@ -189,8 +189,7 @@ async def test_the_task_ends_and_whoever_waits_is_served_all_the_same(
     asker = rig.ensurer._pending
     run = asker._run
     number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         first = Steps(run(), number, lambda: cancel(asker._task), moment)
         runs = iter([awaiting(first)])
         monkeypatch.setattr(asker, "_run", lambda runs=runs: next(runs, None) or run())
@@ -278,12 +277,9 @@ async def test_what_is_made_of_a_url_ends_with_who_waits_for_it(
     method = "_decode" if kind == "data" else "_fetch"
     work = getattr(inline.clips, method)
     monkeypatch.setattr(CountingHandler, "pause_seconds", 0.01)
-    address = {"file": media.as_uri(), "data": "", "http": ""}[kind]
-    if kind == "http":
-        address = request.getfixturevalue("web")
+    address = request.getfixturevalue("web") if kind == "http" else media.as_uri()
     number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         url = inline.new_data_url() if kind == "data" else f"{address}/clip.wav"
         waiting, steps = [], []
 
@@ -373,12 +369,11 @@ async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next
     tmp_path, moment, loop
 ):
     number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         first = DeletionRig(tmp_path)
         own = first.service.deletions
         for task in own._tasks:
-            cancel(task)
+            task.cancel()
         sha = await first.voice()
         own.carry_out(first.store.registrations.delete("Ann"))
         steps = Steps(own._repeat(getattr(own, loop)), number, own.shutdown, moment)

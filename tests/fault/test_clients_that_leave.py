@@ -4,7 +4,6 @@ import asyncio
 import base64
 import itertools
 import json
-import os
 import threading
 import time
 from typing import Any
@@ -14,28 +13,31 @@ from websockets.asyncio.client import connect
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.fault.held import ON_DEMAND, Held, with_all_threads
+from tests.fault.hostile_input import NUM_CASES
+from tests.speaking import wav
 from tests.speech_server import Server, listening, running
 from tests.unit import test_inline
 from tests.unit.test_inline import CountingHandler
 from tests.waiting import soon
 
-NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150"))
 NUM_CLIENTS = max(80, min(NUM_CASES // 4, 200))
 AT_ONCE = 40  # fewer than may wait to be decoded
 
 media, web = test_inline.media, test_inline.web
 
 
+pytestmark = pytest.mark.environment(
+    SPEAKER_CACHE_MAX_WAITING_INLINE=str(2 * NUM_CLIENTS),
+    SPEAKER_CACHE_MAX_FETCHES=str(2 * NUM_CLIENTS),
+    SPEAKER_CACHE_FETCH_NETWORKS="127.0.0.0/8",
+    VLLM_AUDIO_FETCH_TIMEOUT="600",  # nothing ends by itself here
+)
+
+
 @pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", str(2 * NUM_CLIENTS))
-    monkeypatch.setenv("SPEAKER_CACHE_MAX_FETCHES", str(2 * NUM_CLIENTS))
-    # Nothing ends by itself here.
-    monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "600")
-    directory = tmp_path / "speakers"
-    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
-        await with_all_threads(server)
-        yield server
+async def server(server):
+    await with_all_threads(server)
+    return server
 
 
 def clip(number):
@@ -95,11 +97,8 @@ async def in_a_batch(port, url):
 async def by_websocket(port, url):
     socket = await connect(f"ws://127.0.0.1:{port}/v1/audio/speech/stream")
     config = {"type": "session.config", "ref_audio": url, "x_vector_only_mode": True}
-    for message in (
-        config,
-        {"type": "input.text", "text": "Hi."},
-        {"type": "input.done"},
-    ):
+    spoken = {"type": "input.text", "text": "Hi."}
+    for message in (config, spoken, {"type": "input.done"}):
         await socket.send(json.dumps(message))
     return socket.transport
 
@@ -129,14 +128,11 @@ async def leave(connections):
 
 def num_waiting(server):
     """Clients, encodings and clips that something is done for."""
-    service = server.service
-    inline = service.inline
-    return (
-        service.encodings.num_flights
-        + len(inline._fetches)
-        + len(inline._decodes)
-        + inline._executor._num_pending
+    inline = server.service.inline
+    in_hand = (
+        len(inline._fetches) + len(inline._decodes) + inline._executor._num_pending
     )
+    return server.service.encodings.num_flights + in_hand
 
 
 async def nothing_is_left(server, before):
@@ -147,16 +143,8 @@ async def nothing_is_left(server, before):
     await soon(lambda: len(asyncio.all_tasks(loop)) <= before.tasks)
     # The web server of the test has a thread for each connection until it notices.
     await soon(lambda: threading.active_count() <= before.threads + ON_DEMAND)
-    after = Held(loop)
-    assert after.threads <= before.threads + ON_DEMAND, (before, after)
-    assert after.descriptors <= before.descriptors + ON_DEMAND, (before, after)
+    Held(loop).assert_no_more_than(before)
     assert server.service.store.verify() == []
-
-
-async def registered(server):
-    done = await server.register("Ann", voice(), ref_text="words")
-    assert done.status_code == 200, done.text
-    return done.json()["voice"]["audio_sha256"]
 
 
 def in_order(encoder):
@@ -169,11 +157,6 @@ def in_order(encoder):
 
     encoder.encode = noted
     return encoded
-
-
-def voice():
-    samples = voiced(24_000, 2.0, pitch_hz=90)
-    return sndfile_bytes((samples * 32767).astype("int16"), 24_000, "WAV")
 
 
 @WAYS
@@ -192,7 +175,9 @@ async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
         await soon(speaker.entered.is_set)
         await leave(connections)
         await soon(lambda: ensurer.num_flights == 0)
-        ann = await registered(server)
+        done = await server.register("Ann", wav(pitch_hz=90), ref_text="words")
+        assert done.status_code == 200, done.text
+        ann = done.json()["voice"]["audio_sha256"]
         speaking = asyncio.create_task(server.speak(voice="Ann"))
         await soon(lambda: server.speakers.stats().waiting["registered"] == 2)
         speaker.gate.set()
@@ -227,6 +212,7 @@ async def test_what_is_too_much_is_refused_and_the_rest_leaves_nothing(
     default_checkpoint, tmp_path, monkeypatch, path, web
 ):
     """At the bounds that a server has without any setting."""
+    monkeypatch.setenv("SPEAKER_CACHE_FETCH_NETWORKS", "127.0.0.0/8")
     directory = tmp_path / "speakers"
     async with (
         running(Server(default_checkpoint, directory, monkeypatch)) as server,

@@ -139,8 +139,7 @@ async def crowd(server, first):
 
 
 @pytest.mark.parametrize(
-    "disk",
-    [full, pytest.param(unreadable, marks=pytest.mark.long), without_catalogue],
+    "disk", [full, pytest.param(unreadable, marks=pytest.mark.long), without_catalogue]
 )
 async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
     server, monkeypatch, lines, hosts_errors, disk

@@ -4,22 +4,31 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.fault.held import ON_DEMAND, Held, with_all_threads
-from tests.fault.hostile_input import NAMES, clip, names, texts, urls, values
+from tests.fault.held import Held, with_all_threads
+from tests.fault.hostile_input import (
+    NAMES,
+    NUM_CASES,
+    clip,
+    names,
+    so_many,
+    texts,
+    urls,
+    values,
+)
 from tests.speech_server import Server, listening, running
 
-NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150")) // 4
 ANSWER_SECONDS = 20.0
 PATH = "/v1/audio/speech/stream"
 AHEAD_MAX_BYTES = 8 * 1024**2  # as docs/http-api.md says
+
+CONFIG, DONE = {"type": "session.config", "voice": "Ann"}, {"type": "input.done"}
 
 # -------- frames
 
@@ -80,8 +89,8 @@ messages = st.one_of(
     spoken,
     spoken,
     st.fixed_dictionaries({"type": st.just("input.text"), "text": texts | values}),
-    st.just({"type": "input.done"}),
-    st.just({"type": "input.done"}),
+    st.just(DONE),
+    st.just(DONE),
     st.just({"type": "session.close"}),
     st.fixed_dictionaries({"type": texts | values}, optional={"text": texts}),
     st.dictionaries(texts, values, max_size=3),
@@ -122,6 +131,11 @@ async def session(port, sent, ending):
     """Send frames, end, and return what was told."""
     url = f"ws://127.0.0.1:{port}{PATH}"
     told = []
+
+    async def heard():
+        async for message in socket:
+            told.append(message)
+
     try:
         async with connect(url, max_size=None, close_timeout=1) as socket:
             for frame in sent:
@@ -136,15 +150,15 @@ async def session(port, sent, ending):
                 socket.transport.write(HALF_A_FRAME)
                 socket.transport.write_eof()
             if ending != "closes":
-                await asyncio.wait_for(heard(socket, told), ANSWER_SECONDS)
+                await asyncio.wait_for(heard(), ANSWER_SECONDS)
     except (ConnectionClosed, ConnectionError, EOFError):
         pass
     return told
 
 
-async def heard(socket, told):
-    async for message in socket:
-        told.append(message)
+async def said(socket, *messages):
+    for message in messages:
+        await socket.send(json.dumps(message))
 
 
 async def speaks(port):
@@ -152,12 +166,7 @@ async def speaks(port):
     url = f"ws://127.0.0.1:{port}{PATH}"
     num_bytes = 0
     async with connect(url) as socket:
-        for message in (
-            {"type": "session.config", "voice": "Ann"},
-            {"type": "input.text", "text": "Hello."},
-            {"type": "input.done"},
-        ):
-            await socket.send(json.dumps(message))
+        await said(socket, CONFIG, {"type": "input.text", "text": "Hello."}, DONE)
         async for message in socket:
             if isinstance(message, bytes):
                 num_bytes += len(message)
@@ -183,15 +192,9 @@ class Faults(logging.Handler):
 @contextlib.contextmanager
 def watched():
     faults = Faults()
-    loggers = [
-        logging.getLogger(name)
-        for name in (
-            "uvicorn.error",
-            "vllm_omni.entrypoints.openai.serving_speech_stream",
-            "vllm.vllm_tts_cache",
-            "asyncio",
-        )
-    ]
+    names = ("uvicorn.error", "vllm.vllm_tts_cache", "asyncio")
+    hosts = "vllm_omni.entrypoints.openai.serving_speech_stream"
+    loggers = [logging.getLogger(name) for name in (*names, hosts)]
     for logger in loggers:
         logger.addHandler(faults)
     try:
@@ -234,13 +237,7 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
             assert loop.time() < until, asyncio.all_tasks()
             await asyncio.sleep(0.05)
 
-    @settings(
-        max_examples=NUM_CASES,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @so_many(NUM_CASES // 4)
     @given(
         sent=st.lists(frames, max_size=6),
         begins_well=st.booleans(),
@@ -248,7 +245,7 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
     )
     def hostile(sent, begins_well, ending):
         if begins_well:
-            sent = [json.dumps({"type": "session.config", "voice": "Ann"}), *sent]
+            sent = [json.dumps(CONFIG), *sent]
         loop.run_until_complete(one(port, sent, ending, faults))
 
     port = loop.run_until_complete(begin())
@@ -260,8 +257,7 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
         assert not problems, "\n\n".join(problems.values())
         loop.run_until_complete(settled())
         after = Held(loop)
-        assert after.threads <= before.threads + ON_DEMAND, (before, after)
-        assert after.descriptors <= before.descriptors + ON_DEMAND, (before, after)
+        after.assert_no_more_than(before)
         assert server.service.store.verify() == []
     finally:
         loop.run_until_complete(stack.aclose())
@@ -297,18 +293,16 @@ async def floods(socket, num_bytes):
 )
 async def test_a_client_that_never_flushes_is_cut_off(server, granularity, text, told):
     """The host kept all of it, as long as somebody sent any."""
-    said = [{"type": "input.text", "text": text}, *told]
     config = {"type": "session.config", "split_granularity": granularity}
     seen = []
     async with (
         listening(server.app) as port,
         connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket,
     ):
-        await socket.send(json.dumps(config))
+        await said(socket, config)
         with contextlib.suppress(ConnectionClosed):
             for _ in range(3_000):
-                for message in said:
-                    await socket.send(json.dumps(message))
+                await said(socket, {"type": "input.text", "text": text}, *told)
                 with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                     seen.append(await asyncio.wait_for(socket.recv(), 0.001))
             await asyncio.wait_for(socket.wait_closed(), ANSWER_SECONDS)
@@ -324,13 +318,9 @@ async def test_a_client_that_flushes_says_as_much_as_it_likes(server):
         listening(server.app) as port,
         connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket,
     ):
-        await socket.send(json.dumps({"type": "session.config"}))
+        await said(socket, {"type": "session.config"})
         for _ in range(3):
-            for message in (
-                {"type": "input.text", "text": 20_000 * " "},
-                {"type": "input.done"},
-            ):
-                await socket.send(json.dumps(message))
+            await said(socket, {"type": "input.text", "text": 20_000 * " "}, DONE)
             done = json.loads(await asyncio.wait_for(socket.recv(), ANSWER_SECONDS))
             assert done["type"] == "session.done"
 
@@ -343,12 +333,7 @@ async def test_a_client_that_sends_ahead_of_a_cold_voice_is_cut_off_and_withdraw
     ensurer = server.service.encodings
     async with listening(server.app) as port:
         async with connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket:
-            for message in (
-                {"type": "session.config", "voice": "Ann"},
-                {"type": "input.text", "text": "Hi."},
-                {"type": "input.done"},
-            ):
-                await socket.send(json.dumps(message))
+            await said(socket, CONFIG, {"type": "input.text", "text": "Hi."}, DONE)
             while ensurer.num_flights == 0:
                 await asyncio.sleep(0.01)
             assert await floods(socket, 2 * AHEAD_MAX_BYTES) == 1009

@@ -196,7 +196,7 @@ def test_a_tag_in_a_wav_file_takes_seconds_at_most():
     wav, tag = sndfile_bytes(voiced(), 24_000), id3_with(*text_frames(100_000))
     chunk = b"id3 " + struct.pack("<I", len(tag)) + tag
     began = time.thread_time()
-    with pytest.raises(InvalidAudioError, match="to read, as no clip does"):
+    with pytest.raises(InvalidAudioError, match="longer than that of any clip"):
         decode(wav[:36] + chunk + wav[36:])
     assert time.thread_time() - began < 20
 
@@ -208,6 +208,6 @@ def test_a_file_that_takes_too_much_time_to_read_ends(monkeypatch, capfd):
         ffmpeg_bytes(voiced(), 24_000, "mp4", "aac"),
         ffmpeg_bytes(voiced(48_000), 48_000, "webm", "libopus"),
     ):
-        with pytest.raises(InvalidAudioError, match="to read, as no clip does"):
+        with pytest.raises(InvalidAudioError, match="longer than that of any clip"):
             decode(data)
     assert capfd.readouterr() == ("", "")

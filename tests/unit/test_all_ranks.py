@@ -11,13 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.in_process_workers import (
-    SpectrumEncoder,
-    clip,
-    prepare,
-    ref_of,
-    store_clip,
-)
+from tests.in_process_workers import SpectrumEncoder, clip, prepare, ref_of, store_clip
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError, TTSCacheError
 from vllm_tts_cache.model_executor import loading
@@ -54,10 +48,7 @@ def ranks(tmp_path_factory):
 
 def _rank(number, directory, results):
     distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/rendezvous",
-        rank=number,
-        world_size=2,
+        "gloo", init_method=f"file://{directory}/rendezvous", rank=number, world_size=2
     )
     ranks = Ranks(distributed.group.WORLD)
     told = {"heard": answers_and_words(ranks)} | load_and_speak(ranks, directory)
@@ -93,9 +84,7 @@ def load_and_speak(ranks, directory):
         return encoders
 
     family: Any = SimpleNamespace(
-        side_files=(),
-        encodes_on_cpu=False,
-        part=lambda _: load,
+        side_files=(), encodes_on_cpu=False, part=lambda _: load
     )
     model_config = SimpleNamespace(
         model=str(directory), revision=None, hf_token=None, dtype=torch.bfloat16

@@ -88,10 +88,6 @@ def test_of_channels_that_cancel_the_first_is_taken(factor, offset, subtype):
     assert again.audio_sha256 == decoded.audio.audio_sha256
 
 
-def _noise(seed):
-    return np.random.default_rng(seed).normal(0, 0.1, (48_000, 1)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     "right",
     [
@@ -101,7 +97,7 @@ def _noise(seed):
         voiced(pitch_hz=333.0),
         -0.7 * voiced(),
         np.roll(voiced(), 12, axis=0),  # half a millisecond later
-        _noise(0),
+        np.random.default_rng(0).normal(0, 0.1, (48_000, 1)),
         voiced() + np.float32(0.2),
     ],
     ids=["same", "quieter", "none", "other", "turned", "later", "noise", "offset"],

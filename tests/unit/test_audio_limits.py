@@ -24,15 +24,15 @@ from vllm_tts_cache.errors import InvalidAudioError
 from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
 
 
-def refused(data, match):
+def refused(data, match, decode=decode):
     with pytest.raises(InvalidAudioError, match=match):
         decode(data)
 
 
-def refused_cheaply(data, match, peak_max_bytes=8 * 1024**2):
+def refused_cheaply(data, match, peak_max_bytes=8 * 1024**2, decode=decode):
     tracemalloc.start()
     try:
-        refused(data, match)
+        refused(data, match, decode)
         assert tracemalloc.get_traced_memory()[1] < peak_max_bytes
     finally:
         tracemalloc.stop()
@@ -79,24 +79,13 @@ def test_size_is_refused_before_anything_is_decoded(tmp_path):
     data = sndfile_bytes(voiced(), 24_000) + bytes(10 * 1024**2)
     refused(data, r"10\.1 MB; at most 10 MB")
     (tmp_path / "clip.wav").write_bytes(data)
-    with pytest.raises(InvalidAudioError, match="at most 10 MB"):
-        decode_path(tmp_path / "clip.wav")
-
-
-def test_endless_file_is_read_no_further_than_the_limit():
-    with pytest.raises(InvalidAudioError, match="at most 10 MB"):
-        decode_path(Path("/dev/zero"))
+    for path in (tmp_path / "clip.wav", Path("/dev/zero")):
+        refused(path, "at most 10 MB", decode_path)
 
 
 def test_size_of_a_data_url_is_refused_before_its_base64_is_decoded():
     url = "data:audio/wav;base64," + "A" * (32 * 1024**2)
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidAudioError, match="at most 10 MB"):
-            decode_data_url(url)
-        assert tracemalloc.get_traced_memory()[1] < 1024**2
-    finally:
-        tracemalloc.stop()
+    refused_cheaply(url, "at most 10 MB", 1024**2, decode_data_url)
 
 
 @pytest.mark.parametrize("num_missing", [0, 1, 2])
@@ -112,23 +101,12 @@ def test_rate_out_of_bounds_is_refused(rate):
     refused(sndfile_bytes(voiced(rate), rate), f"{rate} Hz; allowed are 8000 to 192000")
 
 
-@pytest.mark.parametrize("num_channels", [17, 512])
+@pytest.mark.parametrize("num_channels", [17, 512, 1024])
 def test_too_many_channels_are_refused_cheaply(num_channels):
     data = sndfile_bytes(np.zeros((1_000, num_channels), np.int16), 8_000)
-    refused_cheaply(data, f"{num_channels} channels; at most 16")
-
-
-def test_more_channels_than_ffmpeg_takes_are_refused_cheaply():
-    data = sndfile_bytes(np.zeros((1_000, 1024), np.int16), 8_000)
-    refused_cheaply(data, "cannot be decoded")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"not audio", bytes(4_000), b"#EXTM3U\n", b"\x89PNG\r\n\x1a\n" + bytes(64)],
-)
-def test_unknown_format_is_refused_and_the_accepted_are_named(data):
-    refused(data, "WAV, FLAC, OGG .*MP3, MP4/M4A, AAC .*WebM")
+    is_for_ffmpeg = num_channels <= 512
+    reason = f"{num_channels} channels; at most 16"
+    refused_cheaply(data, reason if is_for_ffmpeg else "cannot be decoded")
 
 
 def test_hour_of_flac_is_refused_without_unpacking_it(hour):
@@ -196,27 +174,18 @@ def box(kind, *numbers):
     return struct.pack(f">I4s{len(numbers)}I", 8 + 4 * len(numbers), kind, *numbers)
 
 
-@pytest.mark.parametrize(
-    "claims",
-    [
-        box(b"stsz", 0, 1, 2**27),
-        box(b"stz2", 0, 8, 2**27),
-        box(b"trun", 0, 2**27),
-        box(b"trun", 0, 1_000) * 200,
-        box(b"stco", 0, 1, 8) + box(b"stsc", 0, 1, 1, 2**27, 1),
-        b"stsc" * 200_000,
-        box(b"stsz", 0, 1, 50_000) + box(b"elst", 0, 4, *[0] * 12),
-    ],
-    ids=[
-        "sizes",
-        "compact",
-        "fragment",
-        "many fragments",
-        "chunks",
-        "chunk tables",
-        "edits",
-    ],
-)
+CLAIMS = {
+    "sizes": box(b"stsz", 0, 1, 2**27),
+    "compact": box(b"stz2", 0, 8, 2**27),
+    "fragment": box(b"trun", 0, 2**27),
+    "many fragments": box(b"trun", 0, 1_000) * 200,
+    "chunks": box(b"stco", 0, 1, 8) + box(b"stsc", 0, 1, 1, 2**27, 1),
+    "chunk tables": b"stsc" * 200_000,
+    "edits": box(b"stsz", 0, 1, 50_000) + box(b"elst", 0, 4, *[0] * 12),
+}
+
+
+@pytest.mark.parametrize("claims", CLAIMS.values(), ids=CLAIMS)
 def test_mp4_index_that_claims_more_than_it_could_hold_is_refused(claims):
     data = ffmpeg_bytes(voiced(), 24_000, "mp4", "aac")
     refused_cheaply(data + claims, f"at most {MAX_INDEX_ENTRIES}")
@@ -239,18 +208,6 @@ def test_mp4_index_is_not_looked_for_in_its_media():
     mdat = struct.pack(">I4s", 8 + len(media), b"mdat") + media
     data = ffmpeg_bytes(voiced(), 24_000, "mp4", "aac")
     assert decode(data + mdat).audio.seconds == pytest.approx(2.0, abs=0.1)
-
-
-def test_codec_that_wav_may_hold_is_named():
-    data = ffmpeg_bytes(voiced(48_000, 2.0, 2), 48_000, "wav", "ac3")
-    refused(data, "codec is ac3; accepted in this container are PCM, ADPCM, GSM and")
-
-
-def test_file_that_libsndfile_knows_but_we_do_not_accept_is_refused():
-    aiff = sndfile_bytes(voiced(), 24_000, "AIFF", "PCM_16")
-    refused(aiff, "not recognised")
-    tag = b"ID3\x04\x00\x00\x00\x00\x00\x00"
-    refused(tag + aiff, "accepted are WAV")
 
 
 @pytest.mark.parametrize("prefix", [b"", bytes(4) + b"ftypisom", b"\x1aE\xdf\xa3"])

@@ -4,13 +4,6 @@ import pytest
 import typer
 
 from vllm_tts_cache.entrypoints.cli.voices import bulk
-from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-    Outcome,
-    Stop,
-    StoppedError,
-    in_parallel,
-    patiently,
-)
 from vllm_tts_cache.errors import (
     RouteMissingError,
     ServerAnswerError,
@@ -39,15 +32,15 @@ def failing(*errors):
 
 
 def done(items, work, num_jobs=1):
-    return in_parallel(items, work, title="", num_jobs=num_jobs)
+    return bulk.in_parallel(items, work, title="", num_jobs=num_jobs)
 
 
 def good(item, stop):
-    return Outcome(name=str(item), outcome="added")
+    return bulk.Outcome(name=str(item), outcome="added")
 
 
 def test_a_busy_and_a_lost_server_are_called_again():
-    assert patiently(failing(BUSY, BUSY, GONE, BUSY), Stop()) == "answer"
+    assert bulk.patiently(failing(BUSY, BUSY, GONE, BUSY), bulk.Stop()) == "answer"
 
 
 @pytest.mark.parametrize(
@@ -61,15 +54,15 @@ def test_a_busy_and_a_lost_server_are_called_again():
 )
 def test_what_gets_no_better_is_not_tried_again(errors):
     with pytest.raises(type(errors[-1])) as raised:
-        patiently(failing(*errors), Stop())
+        bulk.patiently(failing(*errors), bulk.Stop())
     assert raised.value is errors[-1]
 
 
 def test_who_waits_for_a_busy_server_is_stopped_at_once():
-    stop = Stop()
+    stop = bulk.Stop()
     stop.interrupt()
-    with pytest.raises(StoppedError):
-        patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
+    with pytest.raises(bulk.StoppedError):
+        bulk.patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
 
 
 def test_one_that_fails_keeps_no_other_from_being_done():

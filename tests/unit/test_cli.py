@@ -19,7 +19,7 @@ HELPS = ("--help", "make-checkpoint --help", "voices add --help", "doctor -h")
 
 def test_help_answers_without_torch_or_vllm():
     script = (
-        "import sys\n"
+        "import sys, vllm_tts_cache.entrypoints.cli.voices.adding\n"
         "from vllm_tts_cache.entrypoints.cli import main\n"
         f"assert not any(main(each.split()) for each in {HELPS})\n"
         "print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"

@@ -1,3 +1,4 @@
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ GIVEN = {
     "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": ("4", "inline_audio_max_bytes", 4),
     "SPEAKER_CACHE_MAX_WAITING_INLINE": ("8", "max_waiting_inline", 8),
     "SPEAKER_CACHE_MAX_FETCHES": ("9", "max_fetches", 9),
+    "SPEAKER_CACHE_FETCH_NETWORKS": ("::1", "fetch_networks", (ip_network("::1"),)),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("5.5", "encode_timeout_seconds", 5.5),
     "SPEAKER_CACHE_CPU_PLATFORM": ("no", "cpu_platform", False),
     "SPEAKER_WEB": ("0", "web", False),
@@ -75,6 +77,7 @@ def test_the_hosts_registration_policy_is_honoured(policy):
         ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "0"),
         ("SPEAKER_CACHE_MAX_WAITING_INLINE", "0"),
         ("SPEAKER_CACHE_MAX_FETCHES", "-1"),
+        ("SPEAKER_CACHE_FETCH_NETWORKS", "10.0.0.1/8"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "soon"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "nan"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.in_process_workers import WAIT_SECONDS
 from tests.waiting import Clock
+from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.model_executor.speakers import DeletedCopies
 from vllm_tts_cache.store.directory import StoreDirectory
 
@@ -61,6 +62,21 @@ def test_what_remains_is_told_and_is_gone_a_moment_later(deleted, copies):
     assert deleted.remaining([ONE, OTHER]) == [ONE]
     removed(deleted, copies, ONE)
     assert deleted.remaining([ONE, OTHER]) == []
+
+
+def test_what_the_disk_does_not_show_holds_up_no_other(deleted, copies, monkeypatch):
+    """One audio failed the call for all others, and so every deletion of a fleet."""
+
+    def broken(sha, has_any=copies.has_any):
+        if sha == ONE:
+            raise StorageError("Input/output error")
+        return has_any(sha)
+
+    monkeypatch.setattr(copies, "has_any", broken)
+    write(copies, OTHER)
+    assert deleted.remaining([ONE, OTHER]) == [ONE, OTHER]
+    removed(deleted, copies, OTHER)
+    assert deleted.remaining([OTHER]) == []
 
 
 def test_an_empty_directory_and_files_of_other_names_hold_nothing_up(

@@ -1,8 +1,12 @@
 """torch's own functions are replaced by those of a GPU that a test describes."""
 
+import math
+import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,19 +14,22 @@ import pytest
 import torch
 
 from tests.encoding_samples import assert_same, make_encoding
+from tests.in_process_workers import clip
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.encode_device import (
+from vllm_tts_cache.model_executor.encode_work import (
     MARGIN_BYTES,
     EncodeDevice,
     capture_beside_encodes,
 )
-from vllm_tts_cache.speaker.precision import cpu_name
+from vllm_tts_cache.speaker.precision import NICE, cpu_name
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import ComputedOn
 
 MIB, GIB = 1024**2, 1024**3
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 META = torch.device("meta")
 ENCODING = make_encoding()
+AUDIO = clip(0)
 
 
 class Gpu:
@@ -95,16 +102,19 @@ class Gpu:
         return self.calls.count("tidy")
 
 
-class Encode:
+class Encoder:
     """Runs out of memory so many times, as torch or as an encoder says it."""
+
+    name, fingerprint, need = "encoder", "f" * 64, MemoryNeed(fixed_bytes=GIB)
 
     def __init__(self, num_failures=0, *, wrapped=False):
         self.num_failures, self.wrapped = num_failures, wrapped
-        self.num_calls = 0
+        self.seen = []
 
-    def __call__(self):
-        self.num_calls += 1
-        if self.num_calls <= self.num_failures:
+    def encode(self, audio):
+        inference = torch.is_inference_mode_enabled()
+        self.seen.append((inference, torch.get_num_threads(), own_nice()))
+        if len(self.seen) <= self.num_failures:
             error = torch.OutOfMemoryError("CUDA out of memory")
             if self.wrapped:
                 raise EncodeError("codec encoder: CUDA out of memory") from error
@@ -117,23 +127,10 @@ def gpu(monkeypatch):
     return Gpu(monkeypatch)
 
 
-def run(encode, num_bytes=GIB, device=GPU):
+def run(encoder, device=GPU):
     """Encode on a thread of its own, because that thread is changed."""
-    results = []
-
-    def on_thread():
-        try:
-            results.append(EncodeDevice(device).run(encode, num_bytes))
-        except Exception as exc:  # noqa: BLE001
-            results.append(exc)
-
-    thread = threading.Thread(target=on_thread)
-    thread.start()
-    thread.join(60)
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    return result
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(EncodeDevice(device).run, encoder, AUDIO).result(60)
 
 
 # -------- memory
@@ -166,32 +163,29 @@ NO_ROOM = {
 @pytest.mark.parametrize("has, num_tidied", ROOM.values(), ids=ROOM)
 def test_where_there_is_room_it_encodes_once(gpu, has, num_tidied):
     vars(gpu).update(has)
-    assert_same(run(encode := Encode()), ENCODING)
-    assert (encode.num_calls, gpu.num_tidied) == (1, num_tidied)
+    assert_same(run(encoder := Encoder()), ENCODING)
+    assert (len(encoder.seen), gpu.num_tidied) == (1, num_tidied)
 
 
 @pytest.mark.parametrize("has, said", NO_ROOM.values(), ids=NO_ROOM)
 def test_without_room_it_refuses_before_it_starts_and_names_the_setting(gpu, has, said):
     vars(gpu).update(has)
-    encode, told = Encode(), f"1024 MiB .* {said}; .*gpu_memory_utilization"
+    encoder, told = Encoder(), f"1024 MiB .* {said}; .*gpu_memory_utilization"
     with pytest.raises(EncodeError, match=told):
-        run(encode)
-    assert encode.num_calls == 0
+        run(encoder)
+    assert len(encoder.seen) == 0
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_running_out_of_memory_tidies_and_tries_once_more(gpu, wrapped):
-    encode = Encode(1, wrapped=wrapped)
-    assert_same(run(encode), ENCODING)
-    assert (encode.num_calls, gpu.num_tidied) == (2, 1)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_running_out_of_memory_twice_names_the_setting(gpu, wrapped):
-    encode = Encode(2, wrapped=wrapped)
+def test_out_of_memory_it_tidies_and_tries_once_more_and_names_the_setting(
+    gpu, wrapped
+):
+    once, always = (Encoder(times, wrapped=wrapped) for times in (1, 2))
+    assert_same(run(once), ENCODING)
+    assert (len(once.seen), gpu.num_tidied) == (2, 1)
     with pytest.raises(EncodeError, match="gpu_memory_utilization"):
-        run(encode)
-    assert encode.num_calls == 2
+        run(always)
+    assert len(always.seen) == 2
 
 
 # -------- what computed it
@@ -201,7 +195,7 @@ def test_running_out_of_memory_twice_names_the_setting(gpu, wrapped):
     "device, name", [(CPU, cpu_name()), (GPU, "A card of 1996"), (META, "meta")]
 )
 def test_an_encoding_says_which_chip_and_torch_computed_it(gpu, device, name):
-    assert run(Encode(), device=device).origin == ComputedOn(
+    assert run(Encoder(), device).origin == ComputedOn(
         device=device.type, device_name=name, torch_version=str(torch.__version__)
     )
 
@@ -213,37 +207,40 @@ def test_a_thread_gets_its_device_and_a_stream_once_and_encodes_on_it(gpu):
     on_device = EncodeDevice(GPU)
 
     def twice():
-        on_device.run(Encode(), 0)
+        on_device.run(Encoder(), AUDIO)
         with on_device.entered():
             gpu.calls.append("loaded")
 
     for _ in range(2):
-        thread = threading.Thread(target=twice)
-        thread.start()
-        thread.join(60)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(twice).result(60)
     first = [GPU, "on stream 1", "on stream 1", "loaded"]
     second = [GPU, "on stream 2", "on stream 2", "loaded"]
     assert gpu.calls == first + second
     assert gpu.streams == [GPU, GPU]
 
 
+def own_nice():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
 @pytest.mark.parametrize("device", [CPU, GPU, META])
 def test_every_device_is_encoded_for_on_one_cpu_thread_without_gradients(gpu, device):
-    seen = []
-
-    def encode():
-        seen.append((torch.is_inference_mode_enabled(), torch.get_num_threads()))
-        return ENCODING
-
-    run(encode, 0, device)
-    assert seen == [(True, 1)]
+    """On a CPU the thread is nicer than those that decode, and not with each job."""
+    before, on_device, encoder = own_nice(), EncodeDevice(device), Encoder()
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(2):
+            thread.submit(on_device.run, encoder, AUDIO).result(60)
+    nice = max(NICE, before) if device == CPU else before
+    assert encoder.seen == [(True, 1, nice)] * 2
     assert not torch.is_inference_mode_enabled()
+    assert own_nice() == before
 
 
 def test_no_other_thread_computes_on_fewer_cpu_threads_for_it():
     program = """
 import threading, torch
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.model_executor.encode_work import EncodeDevice
 
 def on_a_thread(act):
     thread = threading.Thread(target=act)
@@ -266,6 +263,20 @@ on_a_thread(lambda: print(torch.get_num_threads()))
         env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)},
     )
     assert done.stdout.split() == ["1", "2", "2"]
+
+
+def test_a_core_that_is_kept_busy_is_not_idle():
+    on_device, cores = EncodeDevice(CPU), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        on_device.num_idle_cores()
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            pass
+        assert on_device.num_idle_cores() < 0.5
+        assert EncodeDevice(META).num_idle_cores() == math.inf, "it takes none"
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_graphs_are_captured_so_that_an_encode_beside_them_may_allocate(monkeypatch):

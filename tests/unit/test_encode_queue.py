@@ -1,26 +1,26 @@
 import itertools
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from tests.waiting import Clock
-from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor import encode_queue
+from vllm_tts_cache.errors import EncodeError, EncodersChangedError
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
-from vllm_tts_cache.model_executor.encode_queue import (
-    MAX_ASIDE_SECONDS,
-    EncodeQueue,
-)
+from vllm_tts_cache.model_executor.encode_queue import MAX_ASIDE_SECONDS, EncodeQueue
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.locks import KeyTurns
 
 WAIT = 10.0
 LEASE = 2.0
-QUEUED, ENCODING = JobState.QUEUED, JobState.ENCODING
+ENCODING = JobState.ENCODING
+QUEUED: Any = "queued"  # what only a test asks
+UNKNOWN: Any = "unknown"
 
 
 class Work:
@@ -31,16 +31,17 @@ class Work:
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.errors = {}
-        self.elsewhere = set()  # names that another process has
         self.encoded = []
         self.kept = {}
         self.threads = set()
+        self.rest = 0.0
+        self.failed = {}
+
+    def rest_seconds(self, encode_seconds):
+        return self.rest
 
     def is_done(self, job):
         return job.encoder_name in self.kept and not job.is_forced
-
-    def take_turn(self, job):
-        return None if job.encoder_name in self.elsewhere else nullcontext()
 
     def encode(self, job):
         self.threads.add(threading.current_thread())
@@ -53,17 +54,21 @@ class Work:
 
     def keep(self, job, encoding):
         self.kept[job.encoder_name] = encoding
+        self.failed.pop(job.encoder_name, None)
+
+    def note_failed(self, job, reason):
+        self.failed[job.encoder_name] = JobState.FAILED, reason
 
 
 class Rig:
-    def __init__(self, max_waiting_inline=64):
+    def __init__(self, directory, max_waiting_inline=64):
         self.work, self.clock = Work(), Clock()
         self.numbers = itertools.count(100)
+        turns, self.other = (KeyTurns(directory / "turns.lock") for _ in range(2))
         self.queue = EncodeQueue(
-            self.work,
-            max_waiting_inline=max_waiting_inline,
-            clock=self.clock,
+            self.work, turns, max_waiting_inline=max_waiting_inline, clock=self.clock
         )
+        self.elsewhere = ExitStack()  # what the other one has in hand
 
     def want(
         self,
@@ -82,18 +87,28 @@ class Rig:
             key=make_key(name),
             encoder_name=name,
             flows={(tenant, segment)},
+            segment=segment,
             is_urgent=urgent,
             is_forced=force,
         )
         _, reports = self.queue.want(client, {number: job}, [], LEASE)
         return reports.get(number, Report(QUEUED))
 
+    def encode_elsewhere(self, name):
+        assert self.elsewhere.enter_context(self.other.turn(make_key(name)))
+
     def ask(self, *withdrawn, client="client", lease=LEASE):
         """What a client is told that wants nothing new."""
         return self.queue.want(client, {}, withdrawn, lease)
 
     def look(self, name="a"):
-        return self.queue.look(make_key(name))
+        """How far a key is."""
+        key, running = make_key(name), self.queue._running
+        if running is not None and running.key == key:
+            return self.queue._encoding_report(running)
+        if self.queue._line.get(key) is not None:
+            return Report(QUEUED)
+        return Report(*self.work.failed.get(name, (UNKNOWN,)))
 
     def hold(self, name="a"):
         """Have the thread in the middle of one encode."""
@@ -115,22 +130,17 @@ def wait_until(is_so):
 
 
 @pytest.fixture
-def two_remembered(monkeypatch):
-    """Before the queue is made: name it before `rig`."""
-    monkeypatch.setattr(encode_queue, "MAX_FAILURES", 2)
-
-
-@pytest.fixture
-def rig():
-    rig = Rig()
+def rig(tmp_path):
+    rig = Rig(tmp_path)
     yield rig
     rig.work.gate.set()
     rig.queue.close()
+    rig.elsewhere.close()
 
 
 def test_no_thread_starts_before_the_first_job_and_closing_ends_it(rig):
     before = threading.active_count()
-    assert rig.look() == Report(JobState.MISSING)
+    assert rig.look() == Report(UNKNOWN)
     assert threading.active_count() == before
     rig.want()
     rig.run()
@@ -259,8 +269,8 @@ def test_what_two_tenants_want_is_encoded_in_the_first_ones_turn(rig):
     assert rig.work.encoded == ["in hand", "a", "shared", "b"]
 
 
-def test_so_many_inline_jobs_wait_and_registered_ones_always_may():
-    rig = Rig(max_waiting_inline=3)
+def test_so_many_inline_jobs_wait_and_registered_ones_always_may(tmp_path):
+    rig = Rig(tmp_path, max_waiting_inline=3)
     rig.hold("in hand")
     told = [rig.want(f"clip {n}", INLINE).state for n in (0, 1, 2, 3, 0)]
     assert told == [QUEUED] * 3 + [JobState.REFUSED, QUEUED]  # the last one joins
@@ -304,7 +314,7 @@ def test_a_failure_is_told_until_it_is_withdrawn_and_the_next_want_tries_again(r
     rig.run()
     assert rig.work.encoded == ["a"]
     assert rig.ask() == (True, {2: Report(JobState.READY)})
-    assert rig.look() == Report(JobState.MISSING)
+    assert rig.look() == Report(UNKNOWN)
 
 
 def test_what_its_last_client_withdraws_is_not_encoded(rig):
@@ -313,26 +323,11 @@ def test_what_its_last_client_withdraws_is_not_encoded(rig):
     rig.want("b", number=2)
     rig.want("b", number=1, client="other")
     assert rig.ask(1, 2, 99) == (True, {100: rig.look("in hand")})
-    assert rig.look("a") == Report(JobState.MISSING)
+    assert rig.look("a") == Report(UNKNOWN)
     rig.run()
     assert rig.work.encoded == ["in hand", "b"]
     assert rig.ask(client="other") == (True, {1: Report(JobState.READY)})
     assert rig.queue.stats().dropped == 1
-
-
-def test_an_error_without_text_still_has_a_reason(rig):
-    rig.work.errors["a"] = RuntimeError()
-    rig.want()
-    rig.run()
-    assert rig.look() == Report(JobState.FAILED, "RuntimeError()")
-
-
-def test_failures_are_remembered_up_to_a_number(two_remembered, rig):
-    for name in "abc":
-        rig.work.errors[name] = EncodeError(f"{name} cannot")
-        rig.want(name)
-        rig.run()
-    assert [rig.look(name).reason for name in "abc"] == ["", "b cannot", "c cannot"]
 
 
 def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
@@ -375,46 +370,61 @@ def test_deleting_an_audio_takes_its_jobs_and_names_the_one_in_hand(rig):
     rig.want("b", number=7)
     assert rig.queue.delete(shas) == shas[:1]
     assert rig.ask()[1][7].state is JobState.NO_AUDIO, "who waits for it hears so"
-    assert rig.look("b") == Report(JobState.MISSING)
+    assert rig.look("b") == Report(UNKNOWN)
     rig.run()
     assert rig.work.encoded == ["a", "c"]
     assert rig.queue.delete(shas) == []
 
 
-def test_deleting_an_audio_takes_its_failure(rig):
-    rig.work.errors["a"] = EncodeError("a cannot")
-    rig.want()
+def test_encoders_that_were_loaded_anew_are_no_failure_of_the_clip(rig):
+    rig.work.errors["a"] = EncodersChangedError()
+    rig.want(number=1)
     rig.run()
-    rig.queue.delete([make_key("a").audio_sha256])
-    assert rig.look() == Report(JobState.MISSING)
+    assert rig.ask()[1][1].state is JobState.NO_ENCODER
+    assert rig.look() == Report(UNKNOWN)
 
 
 def test_a_key_that_another_process_has_holds_nobody_up(rig):
-    rig.work.elsewhere.add("a")
+    rig.encode_elsewhere("a")
     rig.want("a")
     rig.want("b")
     wait_until(lambda: rig.work.encoded == ["b"])
     assert rig.look("a").state in (QUEUED, ENCODING)
     rig.work.kept["a"] = rig.work.kept["b"]  # the other process finished
+    rig.elsewhere.close()
     rig.clock.now += 1.0
     rig.want("c")
     rig.run()
     assert rig.work.encoded == ["b", "c"]
 
 
+def test_after_an_encode_that_no_request_waits_for_only_urgent_ones_begin(rig):
+    rig.work.rest = LEASE / 2
+    rig.hold("a")
+    rig.want("b")
+    rig.want("c", urgent=True)
+    rig.work.gate.set()
+    wait_until(lambda: rig.work.encoded == ["a", "c"])
+    assert rig.look("b") == Report(QUEUED)
+    rig.clock.now += LEASE / 2
+    rig.ask()
+    rig.run()
+    assert rig.work.encoded == ["a", "c", "b"]
+
+
 def test_what_another_process_has_is_removed_with_its_audio(rig):
-    rig.work.elsewhere.add("a")
+    rig.encode_elsewhere("a")
     rig.want("a", INLINE)
     rig.want("b")
     wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
     rig.want("a")
     rig.queue.delete([make_key("a").audio_sha256])
     assert rig.queue.stats().waiting == {"registered": 0, "inline": 0}
-    assert rig.look("a") == Report(JobState.MISSING)
+    assert rig.look("a") == Report(UNKNOWN)
 
 
 def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
-    rig.work.elsewhere.add("a")
+    rig.encode_elsewhere("a")
     rig.want("a")
     rig.want("b")
     wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
@@ -448,7 +458,7 @@ def test_an_errand_is_run_on_the_thread_before_the_jobs_that_wait(rig):
 
 
 def failing(error):
-    def act():
+    def act(*_):
         raise error
 
     return act
@@ -520,26 +530,24 @@ def test_what_nobody_wants_any_more_after_a_pause_is_dropped(rig):
 
 def test_a_refusal_while_it_pauses_is_no_answer_afterwards(rig):
     rig.queue.pause("asleep", WAIT)
+    assert rig.queue.call(lambda: 7) == 7, "models are loaded meanwhile"
     assert rig.want(urgent=True) == Report(JobState.FAILED, "asleep")
     rig.queue.resume()
     assert rig.want(urgent=True) == Report(QUEUED)
     rig.run()
 
 
-def test_models_are_loaded_while_it_pauses(rig):
-    rig.queue.pause("asleep", WAIT)
-    assert rig.queue.call(lambda: 7) == 7
-
-
 # -------- the thread cannot die
 
 
-@pytest.mark.parametrize("method", ["is_done", "take_turn", "encode", "keep"])
-def test_whatever_raises_fails_its_job_only(rig, method):
-    setattr(rig.work, method, lambda *_: 1 / 0)
+@pytest.mark.parametrize("method", ["is_done", "encode", "keep"])
+@pytest.mark.parametrize("reason", ["a bug", "RuntimeError()"])
+def test_whatever_raises_fails_its_job_only_with_a_reason(rig, method, reason):
+    text = [reason] if reason == "a bug" else []
+    setattr(rig.work, method, failing(RuntimeError(*text)))
     rig.want("a")
     rig.run()
-    assert rig.look("a") == Report(JobState.FAILED, "division by zero")
+    assert rig.look("a") == Report(JobState.FAILED, reason)
     delattr(rig.work, method)
     rig.want("b")
     rig.run()
@@ -553,7 +561,8 @@ def test_a_thread_that_was_ended_leaves_no_key_behind_and_is_started_again(rig):
     assert rig.work.entered.acquire(timeout=WAIT)
     (thread,) = rig.work.threads
     thread.join(WAIT)
-    assert rig.look("a") == Report(JobState.FAILED, "the encode thread ended")
+    (report,) = rig.ask()[1].values()
+    assert report == Report(JobState.FAILED, "the encode thread ended")
     rig.want("b")
     rig.run()
     assert rig.work.encoded == ["b"]

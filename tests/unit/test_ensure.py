@@ -34,10 +34,7 @@ from vllm_tts_cache.errors import (
     WorkerRPCError,
 )
 from vllm_tts_cache.speaker.reference import EncodingNeed
-from vllm_tts_cache.speaker.rpc_client import (
-    WANT,
-    AsyncWorkers,
-)
+from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
@@ -121,10 +118,24 @@ def order_of(encoder):
     return order
 
 
-async def cancelled(task):
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+def hold_up_answers(rig, monkeypatch):
+    """Let a worker answer wants once the event is set, as one between two batches."""
+    call, is_idle = rig.engine.collective_rpc, asyncio.Event()
+
+    async def busy(method, **given):
+        answers = await call(method, **given)
+        if method == WANT.name:
+            await is_idle.wait()
+        return answers
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    return is_idle
+
+
+async def leave(*callers):
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
 
 
 async def test_what_is_missing_is_encoded_and_what_is_there_is_not(rig):
@@ -182,9 +193,7 @@ async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     assert rig.ensurer.num_flights == 1001
     waits = rig.speakers.stats().waiting["registered"]
     assert waits <= 64 * calls  # a call costs a look at a file for each
-    for task in waiting:
-        task.cancel()
-    await asyncio.wait(waiting)
+    await leave(*waiting)
     assert rig.ensurer.num_flights == 0
 
 
@@ -201,9 +210,7 @@ async def test_voices_that_keep_coming_cost_no_more_calls(rig):
         await asyncio.sleep(0.01)
     seconds = time.monotonic() - began
     assert 1 <= rig.engine.calls.count("tts_cache_want") <= 1 + 10 * seconds
-    for task in waiting:
-        task.cancel()
-    await asyncio.wait(waiting)
+    await leave(*waiting)
 
 
 async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
@@ -231,9 +238,7 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     rig.encoders[0].gate.set()
     await asyncio.gather(inline, registered)
     assert order[:2] == [clip(999).audio_sha256, needs[150].ref.audio_sha256]
-    for task in precomputing:
-        task.cancel()
-    await asyncio.wait(precomputing)
+    await leave(*precomputing)
 
 
 async def test_a_request_does_not_stand_in_line_for_ever(rig_of, monkeypatch):
@@ -278,13 +283,14 @@ async def test_a_caller_that_leaves_does_not_cancel_what_another_waits_for(rig):
     leaving = asyncio.create_task(rig.ensurer.ensure(need))
     staying = asyncio.create_task(rig.ensurer.ensure(need))
     await rig.entered()
-    await cancelled(leaving)
+    await leave(leaving)
+    assert leaving.cancelled()
     rig.encoders[0].gate.set()
     assert await staying is False
     assert rig.encodes == {"speaker": 1, "codec": 1}
 
 
-async def test_a_failure_tells_its_reason_to_all_and_the_next_call_tries_again(rig):
+async def test_a_failure_is_told_to_all_until_the_next_call_tries_again(rig):
     need = rig.need()
     rig.encoders[1].errors = [EncodeError("the codec had enough")]
     results = await asyncio.gather(
@@ -293,9 +299,12 @@ async def test_a_failure_tells_its_reason_to_all_and_the_next_call_tries_again(r
     for result in results:
         assert isinstance(result, EncodeError)
         assert "the codec had enough" in str(result)
-    status, reason = await rig.ensurer.status_of_need(need, NOTHING)
-    assert (status, "the codec had enough" in (reason or "")) == ("failed", True)
+    restarted = ensurer_of(rig.engine, rig.store)
+    for ensurer in (rig.ensurer, restarted):
+        status = await ensurer.status_of_need(need, NOTHING)
+        assert status == ("failed", "the codec had enough")
     assert await rig.ensurer.ensure(need) is False
+    assert rig.store.failures(need.ref.audio_sha256) == {}
 
 
 async def test_audio_that_is_not_stored_is_told_apart_from_a_failure(rig):
@@ -349,64 +358,37 @@ async def test_forcing_encodes_anew_and_takes_nothing_away_meanwhile(rig):
     assert rig.encodes == {"speaker": 2, "codec": 2}
 
 
-async def test_the_status_follows_the_encodings(rig):
+async def test_what_is_forced_is_waited_for_on_each_replica(rig, rig_of, monkeypatch):
+    monkeypatch.setattr(pending, "RENEW_SECONDS", 0.1)
+    need, other = rig.need(names=("codec",)), rig_of()
+    rig.engine.workers += other.engine.workers
+    other.speakers.sleep()
+    forcing = asyncio.create_task(rig.ensurer.ensure(need, force=True))
+    await soon(lambda: rig.encodes["codec"] == 1)
+    await asyncio.sleep(0.5)
+    assert not forcing.done()
+    other.speakers.wake_up()
+    assert await forcing is False
+    assert other.encodes["codec"] == 1
+
+
+async def test_the_status_follows_the_encodings_and_calls_no_worker(rig):
     need = rig.need()
+    await rig.ensurer.fingerprints()
+    rig.engine.calls.clear()
     assert await rig.ensurer.status_of_need(need, NOTHING) == ("pending", None)
+    assert rig.engine.calls == []
     rig.encoders[0].gate.clear()
     flight = asyncio.create_task(rig.ensurer.ensure(need))
     await rig.entered()
     assert await rig.ensurer.status_of_need(need, NOTHING) == ("processing", None)
     rig.encoders[0].gate.set()
     await flight
-    stored = rig.store.stored_kinds([need.ref.audio_sha256])[need.ref.audio_sha256]
+    stored = rig.store.stored_artifacts([need.ref.audio_sha256])[need.ref.audio_sha256]
     assert await rig.ensurer.status_of_need(need, stored) == ("ready", None)
 
 
-async def test_another_servers_encode_shows_as_processing(rig, tmp_path):
-    need = rig.need()
-    other = ensurer_of(rig.engine, rig.store)
-    rig.encoders[0].gate.clear()
-    flight = asyncio.create_task(other.ensure(need))
-    await rig.entered()
-    assert await rig.ensurer.status_of_need(need, NOTHING) == ("processing", None)
-    rig.encoders[0].gate.set()
-    await flight
-
-
-async def test_asking_for_many_states_costs_few_calls(rig, monkeypatch):
-    needs = [
-        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
-        for seed in range(100)
-    ]
-    sizes, look = [], rig.speakers.look
-
-    def counted(call, rank):
-        sizes.append(len(call.keys))
-        return look(call, rank)
-
-    monkeypatch.setattr(rig.speakers, "look", counted)
-    asked = [rig.ensurer.status_of_need(need, NOTHING) for need in needs]
-    assert set(await asyncio.gather(*asked)) == {("pending", None)}
-    assert (sum(sizes), len(sizes) <= 2) == (100, True)
-    assert rig.encodes["speaker"] == 0
-
-
-async def test_asking_for_states_again_and_again_costs_two_calls_a_second(rig):
-    need = EncodingNeed(ref=ref_of(clip()), encoder_names=("speaker",))
-    await rig.ensurer.fingerprints()
-    rig.engine.calls.clear()
-    asked, began = [], time.monotonic()
-    while time.monotonic() - began < 1.2:
-        asked.append(asyncio.create_task(rig.ensurer.status_of_need(need, NOTHING)))
-        await asyncio.sleep(0.01)
-    await asyncio.gather(*asked)
-    seconds = time.monotonic() - began
-    assert rig.engine.calls.count("tts_cache_look") <= 2 + 2 * seconds
-
-
-async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure(
-    rig,
-):
+async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure(rig):
     need = rig.need()
     await rig.ensurer.ensure(need)
     (key, *_) = await rig.ensurer.keys(need)
@@ -475,15 +457,7 @@ async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
     rig, monkeypatch
 ):
     """A diffusion model's worker answers between two batches."""
-    call, is_idle = rig.engine.collective_rpc, asyncio.Event()
-
-    async def busy(method, **given):
-        answers = await call(method, **given)
-        if method == WANT.name:
-            await is_idle.wait()
-        return answers
-
-    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    is_idle = hold_up_answers(rig, monkeypatch)
     assert await asyncio.wait_for(rig.ensurer.ensure(rig.need()), 10) is False
     other = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
     await asyncio.sleep(0.1)
@@ -496,24 +470,17 @@ async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
 async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait(
     rig, monkeypatch
 ):
-    call, is_idle = rig.engine.collective_rpc, asyncio.Event()
     look, fails = rig.store.stored_since, False
 
-    async def busy(method, **given):
-        answers = await call(method, **given)
-        if method == WANT.name:
-            await is_idle.wait()
-        return answers
-
-    def failing(since):
+    def failing(*since):
         if fails:
             raise StorageError("the disk has a fault")
-        return look(since)
+        return look(*since)
 
     await rig.ensurer.fingerprints()
     for encoder in rig.encoders:
         encoder.gate.clear()
-    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    is_idle = hold_up_answers(rig, monkeypatch)
     monkeypatch.setattr(rig.store, "stored_since", failing)
     waiting = [asyncio.create_task(rig.ensurer.ensure(rig.need()))]
     await rig.entered()
@@ -565,9 +532,9 @@ async def test_who_leaves_ends_nobody_elses_wait(rig):
     left = pending.join(key, Segment.INLINE, **how)
     pending.leave(left)
     stays = pending.join(key, Segment.INLINE, **how)
-    pending._land(left)
-    pending._fail(left, EncodeError("of the one that left"))
-    assert pending._by_key[key] is stays and not stays.landed.done()
+    pending._settle(left)
+    pending._settle(left, EncodeError("of the one that left"))
+    assert pending._by_key[key] is stays and not stays.future.done()
     assert await asyncio.wait_for(rig.ensurer.ensure(need), 20) is False
     pending.leave(stays)
     assert (len(pending), pending.is_full) == (0, False)
@@ -627,10 +594,10 @@ async def test_a_catalogue_that_is_away_for_a_second_fails_nobody(rig, monkeypat
     """One failed look ended every want; eleven of twelve voices were never encoded."""
     look, until = rig.store.stored_since, time.monotonic() + 1.0
 
-    def away(since):
+    def away(*since):
         if time.monotonic() < until:
             raise StorageError("it is started anew")
-        return look(since)
+        return look(*since)
 
     monkeypatch.setattr(rig.store, "stored_since", away)
     needs = [rig.need(seed) for seed in range(3)]
@@ -668,12 +635,12 @@ async def steps_of_a_turn(rig, num_waiting):
         num_steps += event == "opcode"
         return trace
 
-    pending._progress_at = now = time.monotonic()
+    pending._progress_at = pending._asked_at = time.monotonic()
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         await pending._look()
-        pending._is_due(now)
+        await pending._ask_and_look()
         pending._expire()
     finally:
         sys.settrace(before)
@@ -736,12 +703,11 @@ async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(
     assert await asyncio.wait_for(asyncio.gather(*waits), 20) == [False] * 3
 
 
-async def test_what_was_stored_before_the_first_look_costs_no_worker_call(rig):
+async def test_what_was_stored_before_the_first_look_is_not_encoded_again(rig):
     need = rig.need(names=("speaker",))
     await rig.ensurer.ensure(need)
-    rig.engine.calls.clear()
     assert await rig.ensurer.ensure(need, stored=NOTHING) is False
-    assert "tts_cache_want" not in rig.engine.calls
+    assert rig.encodes == {"speaker": 1, "codec": 0}
 
 
 async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):

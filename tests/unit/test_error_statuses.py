@@ -9,11 +9,6 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.http.callers import OtherSiteError
 from vllm_tts_cache.entrypoints.http.clips import RangeNotSatisfiableError
-from vllm_tts_cache.entrypoints.http.routing import (
-    FormCutOffError,
-    GuardedRoute,
-    TooManyPartsError,
-)
 from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.speaker.rpc_client import (
@@ -31,11 +26,13 @@ ERRORS = [
     (errors.InvalidSpeakerError("name", "it is empty"), 400, "BadRequestError"),
     (errors.SpeakerRequestError("no"), 400, "BadRequestError"),
     (errors.SpeakerNotFoundError("ann"), 404, "NotFoundError"),
-    (FormCutOffError(), 400, "BadRequestError"),
-    (TooManyPartsError(), 400, "BadRequestError"),
+    (routing.FormCutOffError(), 400, "BadRequestError"),
+    (routing.TooManyPartsError(), 400, "BadRequestError"),
+    (routing.TooSlowError(), 408, "BadRequestError"),
     (InvalidRequestError("no", None), 400, "BadRequestError"),
     (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
+    (errors.AlreadyDoneError("voice_0"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
     (errors.AudioBudgetError(1000), 409, "ConflictError"),
     (errors.ConsentRequiredError(), 400, "BadRequestError"),
@@ -106,7 +103,7 @@ def test_every_error_of_ours_is_in_the_table():
 
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=IDS)
 def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind):
-    router = APIRouter(route_class=GuardedRoute)
+    router = APIRouter(route_class=routing.GuardedRoute)
 
     @router.get("/fails")
     async def fails():
@@ -118,12 +115,7 @@ def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind)
     assert response.status_code == status
     assert ("Retry-After" in response.headers) == (status == 503)
     told = response.json()["error"]
-    assert told == {
-        "message": str(error),
-        "type": kind,
-        "param": None,
-        "code": status,
-    }
+    assert told == {"message": str(error), "type": kind, "param": None, "code": status}
     assert "Traceback" not in response.text
 
 

@@ -1,17 +1,18 @@
 import contextlib
 import functools
 import http.server
+import ipaddress
 import socket
 import ssl
 import subprocess
 import threading
 
-import aiohttp
 import pytest
-from aiohttp import ThreadedResolver
+from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
+from tests.web import serving
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
 from vllm_tts_cache.errors import InvalidAudioError
 
@@ -19,22 +20,111 @@ media, web = test_inline.media, test_inline.web
 store, clips = test_inline.store, test_inline.clips
 
 
-@pytest.fixture
-async def connection():
-    connection = FetchConnection(max_waiting=4)
+@contextlib.asynccontextmanager
+async def connected(*networks, domains=()):
+    made = [ipaddress.ip_network(network) for network in networks]
+    connection = FetchConnection(max_waiting=4, networks=made)
+    connection.domains = domains
     yield connection
     await (await connection.get_async_client()).close()
     connection.shutdown()
+
+
+@pytest.fixture
+async def connection():
+    async with connected("127.0.0.1/32", "::1/128") as made:
+        yield made
 
 
 def through(connection):
     return functools.partial(fetch_audio, MediaConnector(connection=connection))
 
 
-async def resolver_of(connection):
-    connector = (await connection.get_async_client()).connector
-    assert isinstance(connector, aiohttp.TCPConnector)
-    return connector._resolver
+INSIDE = (
+    *("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]"),
+    *("169.254.169.254", "10.0.0.1", "100.64.0.1", "192.168.1.1", "224.0.0.1"),
+    *("[fe80::1]", "[fec0::1]", "[fd00::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+    *("[::127.0.0.1]", "[ff02::1]", "192.0.0.192", "168.63.129.16"),
+)
+
+
+@pytest.mark.parametrize("host", INSIDE)
+async def test_no_url_leads_inside(clips, web, host):
+    port = web.rpartition(":")[2]
+    async with connected() as connection:
+        told = await refusal(clips, connection, f"http://{host}:{port}")
+    assert "its host has no public address" in told and port not in told
+    assert test_inline.CountingHandler.fetched == []
+
+
+@pytest.mark.parametrize("there", ["http://127.0.0.2", "http://[::ffff:10.0.0.1]"])
+async def test_nor_does_a_redirect(clips, connection, there):
+    with serving() as inside:
+        inside.answers["GET", "/c.wav"] = 302, {"Location": f"{there}:9/meta"}, b""
+        told = await refusal(clips, connection, inside.url)
+    assert "its host has no public address" in told
+
+
+async def test_a_redirect_stays_within_the_allowed_domains(clips, web):
+    async with connected("127.0.0.1/32", domains=["localhost"]) as connection:
+        with serving() as allowed:
+            url = allowed.url.replace("127.0.0.1", "localhost")
+            clip = {"Location": f"{web}/clip.wav"}
+            allowed.answers["GET", "/c.wav"] = 302, clip, b""
+            told = await refusal(clips, connection, url)
+    assert "127.0.0.1, which is none of the allowed domains (localhost)" in told
+    assert test_inline.CountingHandler.fetched == []
+
+
+async def test_of_servers_inside_neither_port_nor_status_is_told(
+    clips, web, connection, monkeypatch
+):
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    asked = (web, "http://127.0.0.1:9", web.replace("http:", "https:"))
+    told = {await refusal(clips, connection, url) for url in asked}
+    assert len(told) == 1
+    assert told.pop().endswith("cannot be fetched: its server does not give it")
+
+
+async def test_what_is_fetched_again_is_logged_without_its_url(
+    clips, caplog, connection
+):
+    with serving() as busy:
+        busy.answers["GET", "/c.wav"] = 503, {}, b"SlowDown"
+        await refusal(clips, connection, busy.url)
+    assert len(busy.sent) > 1
+    (line,) = {record.getMessage() for record in caplog.records}
+    assert line == "Fetching a reference again after ClientResponseError"
+
+
+async def test_a_proxy_may_be_inside_and_leads_nobody_inside(clips, monkeypatch):
+    with serving() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        proxy.answers["GET", "http://voices.example/c.wav"] = 200, {}, test_inline.wav()
+        async with connected() as connection:
+            fetch = through(connection)
+            assert await clips.resolve("http://voices.example/c.wav", fetch)
+            for host in ("10.0.0.1", "127.1", "2130706433", "0x7f.1", "10.0.0.1."):
+                told = await refusal(clips, connection, f"http://{host}")
+                assert "its host has no public address" in told
+    assert len(proxy.sent) == 1
+
+
+async def test_no_cookie_or_password_is_sent(clips, tmp_path, monkeypatch):
+    netrc, host = tmp_path / "netrc", "xn--bcher-kva.example"
+    netrc.write_text("default login operator password secret")
+    monkeypatch.setenv("NETRC", str(netrc))
+    look_up = socket.getaddrinfo
+    local = lambda _, *given, **named: look_up("127.0.0.1", *given, **named)  # noqa: E731
+    monkeypatch.setattr(socket, "getaddrinfo", local)
+    with serving() as site:
+        url, cookie = site.url.replace("127.0.0.1", host), {"Set-Cookie": "a=b"}
+        site.answers["GET", "/c.wav"] = 200, cookie, test_inline.wav()
+        async with connected("127.0.0.1/32", domains=[host]) as connection:
+            for number in range(2):
+                await clips.resolve(f"{url}/c.wav?{number}", through(connection))
+    assert len(site.heads) == 2
+    assert not any("Cookie" in h or "Authorization" in h for h in site.heads)
 
 
 async def test_a_clip_is_fetched_by_the_name_of_its_host(clips, web, connection):
@@ -43,26 +133,15 @@ async def test_a_clip_is_fetched_by_the_name_of_its_host(clips, web, connection)
     assert clip.num_samples == 48_000
 
 
-@pytest.mark.parametrize("family", [socket.AF_UNSPEC, socket.AF_INET])
-async def test_a_name_has_the_addresses_that_aiohttp_finds(connection, family):
-    ours = await resolver_of(connection)
-    for host in ("localhost", "127.0.0.1"):
-        found = await ours.resolve(host, 80, family)
-        assert found == await ThreadedResolver().resolve(host, 80, family)
-        assert found
-
-
-async def test_a_name_that_is_not_there_is_the_callers_mistake(
-    clips, connection, monkeypatch
-):
+async def test_a_name_that_is_not_there_is_the_callers_mistake(clips, monkeypatch):
     def fail(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
     monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    connector = through(connection)
-    with pytest.raises(InvalidAudioError, match="no such name"):
-        await clips.resolve("http://absent.example/clip.wav", connector)
+    async with connected() as connection:
+        told = await refusal(clips, connection, "http://absent.example")
+    assert "no such name" in told
 
 
 @contextlib.contextmanager
@@ -84,6 +163,14 @@ def tls_server(tmp_path, *options, max_version=None):
         server.shutdown()
 
 
+@pytest.fixture
+async def plain():
+    """The host's own connection, which reaches a server here as if it were public."""
+    connection = HTTPConnection()
+    yield connection
+    await (await connection.get_async_client()).close()
+
+
 async def refusal(clips, connection, url):
     with pytest.raises(InvalidAudioError) as refused:
         await clips.resolve(f"{url}/c.wav", through(connection))
@@ -91,39 +178,37 @@ async def refusal(clips, connection, url):
 
 
 async def test_a_certificate_that_is_not_trusted_is_called_so(
-    clips, connection, tmp_path, monkeypatch
+    clips, plain, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     with tls_server(tmp_path) as url:
-        told = await refusal(clips, connection, url)
+        told = await refusal(clips, plain, url)
     assert "the certificate of its server is not trusted (self-signed certif" in told
     assert "data URL" in told and "Invalid URL" not in told
     its_own = ("-addext", "subjectAltName=DNS:another.example")
     with tls_server(tmp_path, *its_own) as url:
-        client = await connection.get_async_client()
+        client = await plain.get_async_client()
         trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         monkeypatch.setattr(client.connector, "_ssl", trusting)
-        told = await refusal(clips, connection, url)
+        told = await refusal(clips, plain, url)
     assert "is not trusted (IP address mismatch" in told
 
 
 async def test_a_server_without_tls_and_one_of_an_old_kind_are_told_apart(
-    clips, web, connection, tmp_path, monkeypatch
+    clips, web, plain, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
-    told = await refusal(clips, connection, web.replace("http:", "https:"))
+    told = await refusal(clips, plain, web.replace("http:", "https:"))
     assert "its server speaks no TLS at that port. Try http:// instead" in told
-    client = await connection.get_async_client()
+    client = await plain.get_async_client()
     newer = ssl.create_default_context()
     newer.minimum_version = ssl.TLSVersion.TLSv1_3
     monkeypatch.setattr(client.connector, "_ssl", newer)
     with tls_server(tmp_path, max_version=ssl.TLSVersion.TLSv1_2) as url:
-        told = await refusal(clips, connection, url)
+        told = await refusal(clips, plain, url)
     assert "agree on no TLS (TLSV1_ALERT_PROTOCOL_VERSION)" in told
 
 
-async def test_what_is_not_there_is_named_without_another_apis_field(
-    clips, web, connection
-):
-    told = await refusal(clips, connection, web)
+async def test_what_is_not_there_is_named_without_another_apis_field(clips, web, plain):
+    told = await refusal(clips, plain, web)
     assert "HTTP 404" in told and "image_url" not in told

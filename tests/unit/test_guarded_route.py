@@ -1,5 +1,6 @@
 """Bodies are bounded while they arrive, not after they were spooled."""
 
+import asyncio
 import gc
 import json
 import warnings
@@ -53,8 +54,11 @@ async def client(app):
         yield client
 
 
-async def send(app, path, chunks, content_type, headers=()):
-    """POST chunks one by one; returns the status and how many were taken."""
+async def send(app, path, chunks, content_type, headers=(), leaves=None):
+    """POST chunks one by one; returns the status and how many were taken.
+
+    A client that ``leaves`` has more to send, and sends nothing until that.
+    """
     num_taken, answer = 0, {}
     head = [(b"content-type", content_type.encode()), *headers]
     scope = http_scope("POST", path, head)
@@ -62,9 +66,11 @@ async def send(app, path, chunks, content_type, headers=()):
     async def receive():
         nonlocal num_taken
         if num_taken == len(chunks):
+            if leaves is not None:
+                await leaves.wait()
             return {"type": "http.disconnect"}
         num_taken += 1
-        more = num_taken < len(chunks)
+        more = leaves is not None or num_taken < len(chunks)
         body = chunks[num_taken - 1]
         return {"type": "http.request", "body": body, "more_body": more}
 
@@ -95,6 +101,16 @@ async def test_a_body_that_says_it_is_too_large_is_not_read_at_all(app, path):
     assert "larger than" in answer["error"]["message"]
 
 
+async def test_escapes_are_counted_while_they_arrive(app, monkeypatch):
+    """Those of 57 MiB held the event loop up for 0.2 s, when they were parsed."""
+    monkeypatch.setattr(routing, "JSON_MAX_PARTS", 1000)
+    for num_texts, found in ((4, (200, 6)), (8, (400, 6))):
+        texts = [b"\\u00e9" * 1000] * num_texts
+        chunks = [b'{"text": "', *texts, b'"}']
+        status, _, taken = await send(app, "/json", chunks, "application/json")
+        assert (status, taken) == found
+
+
 async def test_a_length_that_lies_does_not_help(app):
     length = [(b"content-length", b"10")]
     chunks = [b'{"text": "', *[b"x" * 10_000] * 100, b'"}']
@@ -106,6 +122,34 @@ async def test_a_length_that_lies_does_not_help(app):
 
 
 FORM = "multipart/form-data; boundary=b"
+
+
+@pytest.mark.parametrize("path", ["/form", "/json"])
+async def test_a_large_body_that_stops_coming_is_not_waited_for(app, path, monkeypatch):
+    """Each was bounded, and their number was not: they filled memory and TMPDIR."""
+    monkeypatch.setattr(routing, "PATIENCE_SECONDS", 0.2)
+    half = send(app, path, form_chunks(80_000)[:-1], FORM, leaves=asyncio.Event())
+    status, answer, _ = await asyncio.wait_for(half, 10)
+    assert status == 408
+    assert "64 KiB a second" in answer["error"]["message"]
+    assert routing.BoundedRequest.num_arriving == 0
+
+
+async def test_bodies_that_arrive_are_bounded_together(app, monkeypatch):
+    monkeypatch.setattr(routing, "ARRIVING_MAX_BYTES", 150_000)
+    left, half = asyncio.Event(), form_chunks(80_000)[:-1]
+    first = asyncio.create_task(send(app, "/form", half, FORM, leaves=left))
+    while routing.BoundedRequest.num_arriving < 80_000:
+        await asyncio.sleep(0)
+    status, answer, taken = await send(app, "/form", form_chunks(90_000), FORM)
+    assert status == 503
+    assert "too many large bodies" in answer["error"]["message"]
+    assert taken < 10
+    small = await send(app, "/form", form_chunks(50_000), FORM)
+    assert small[0] == 200  # it is none of its business
+    left.set()
+    assert (await first)[0] == 400
+    assert routing.BoundedRequest.num_arriving == 0
 
 
 @pytest.mark.parametrize("cut", [b"\r\n--b--\r\n", b"--\r\n", b"-\r\n"])

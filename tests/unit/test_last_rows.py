@@ -1,8 +1,9 @@
 """A request reads its voice's row; the last one serves while the catalogue is away."""
 
 import asyncio
-import dataclasses
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engines
@@ -169,6 +170,9 @@ def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found):
     last.good_for(60.0, boot_seconds())
     assert last.find("t", "a", 0.0) == found
     assert (last.find("t", "b", 0.0), last.find("u", "a", 0.0)) == (None, None)
+    ending = msgspec.structs.replace(found.record, expires_at=5.0)
+    last.keep("t", "a", replace(found, record=ending))
+    assert last.find("t", "a", 4.9) and last.find("t", "a", 5.0) is None
     last.keep("t", "a", None)
     assert last.find("t", "a", 0.0) is None
     last.keep("t", "a", found)
@@ -196,7 +200,8 @@ def test_an_embedding_is_of_its_voice_and_not_of_a_number(found):
     last, record = LastRows(), found.record
     last.keep_embedding(record, EMBEDDING)
     assert last.embedding(record) == EMBEDDING
-    assert last.embedding(dataclasses.replace(record, speaker_id="voice_other")) is None
+    other = msgspec.structs.replace(record, speaker_id="voice_other")
+    assert last.embedding(other) is None
 
 
 async def test_what_is_read_while_all_is_deleted_is_not_kept(rigs, monkeypatch):
@@ -221,3 +226,12 @@ async def test_of_a_local_file_nothing_is_kept(tmp_path):
     assert await spoken(rig) is not None
     assert len(last_of(rig)._rows) == 0
     await rig.close()
+
+
+@pytest.mark.sqlite
+def test_rows_of_before_a_failover_that_may_have_lost_them_are_not_good(found):
+    last = LastRows()
+    for epoch, is_known in ((1.0, False), (1.0, True), (2.0, False)):
+        last.good_for(60.0, boot_seconds(), epoch)
+        assert (last.find("t", "a", 0.0) is not None) is is_known
+        last.keep("t", "a", found)

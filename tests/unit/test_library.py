@@ -13,7 +13,7 @@ import pytest
 
 from tests.encoding_samples import make_encoding
 from tests.store_samples import clip, delete, key, opened, voice
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, SpeakerChanges
+from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
 from vllm_tts_cache.entrypoints.cli.voices.library import (
@@ -48,7 +48,7 @@ def places(tmp_path, monkeypatch):
                 voice(name, audio, **fields), audio
             ).record
             encoding_key = replace(key(), audio_sha256=record.audio_sha256)
-            assert store.publish(encoding_key, make_encoding(number))
+            assert store.writer.publish(encoding_key, make_encoding(number))
     opened(new).close()
     return old, new, folder
 
@@ -61,17 +61,6 @@ def voices(capsys):
         return status, json.loads(printed.out), printed.err
 
     return call
-
-
-def rows(directory):
-    """All that a library has, but for numbers of this store alone."""
-    with closing(opened(directory)) as store:
-        assert store.verify() == []
-        found = filter(None, map(store.find, NAMES))
-        return (
-            [(replace(each.record, generation=0), each.fingerprints) for each in found],
-            [replace(each, number=0) for each in store.consents.on_page(9)],
-        )
 
 
 def change(directory, name, /, **changes):
@@ -112,15 +101,15 @@ def test_a_voice_that_was_changed_there_is_not_imported_again(
     status, done, _ = voices("import", folder, "--directory", new)
     assert (status, done["counts"]) == (1, {"failed": 1})
     what = "name" if is_renamed else "speaker_description"
-    assert f"already registered with other {what}" in done["files"][0]["error"]
+    assert f"already registered and differs in {what}" in done["files"][0]["error"]
 
 
 EXPORTING = """
 import os, signal, sys
 from pathlib import Path
-from vllm_tts_cache.entrypoints.cli.voices.bundles import _PARTIAL_PREFIX, export_folder
+from vllm_tts_cache.entrypoints.cli.voices.bundles import EXPORT_PREFIX, export_folder
 with export_folder(Path(sys.argv[1])) as folder:
-    (folder / f"{_PARTIAL_PREFIX}of-Ann").write_bytes(b"half")
+    (folder / f"{EXPORT_PREFIX}of-Ann").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -177,7 +166,7 @@ def test_a_voice_whose_end_has_come_is_not_missed(places, voices):
 class Losing(VoicesDirectory):
     """A library in which voices do not stay as they were imported."""
 
-    def add_bundle(self, bundle, name, on_conflict):
+    def add_bundle(self, bundle, name, on_conflict, key=None):
         answer = super().add_bundle(bundle, name, on_conflict)
         [imported] = answer["imported"]
         if imported["voice"]["name"] == "Bea":
@@ -188,7 +177,7 @@ class Losing(VoicesDirectory):
             )
         elif imported["voice"]["name"] == "Dan":
             sha = imported["voice"]["audio_sha256"]
-            path = Path(self.store.files.file_name(sha, AUDIO_KIND))
+            path = Path(self.store.files.file_name(sha, AUDIO))
             path.write_bytes(b"what is left of it")
             with pytest.raises(SourceCorruptError):
                 self.store.read_audio(sha)
@@ -208,9 +197,9 @@ def test_what_is_not_there_in_the_end_has_failed_and_is_counted(places, voices):
     errors = [each.error for each in many.outcomes]
     assert errors == [
         None,
-        "it was imported, and is not there",
-        "it is there with other language, labels",
-        "it is there, and its reference audio is lost",
+        "it was imported, and is not registered",
+        "it differs in language, labels",
+        "it is registered; its reference audio is lost",
     ]
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.in_process_workers import (
-    SpectrumEncoder,
-    clip,
-    prepare,
-    store_clip,
-)
+from tests.in_process_workers import SpectrumEncoder, clip, prepare, store_clip
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.model_executor import loading

@@ -126,9 +126,6 @@ def test_a_model_that_is_nowhere_is_named_with_the_command_that_fetches_it():
         checkpoint_dir("no such / name")
 
 
-# -------- --download-dir
-
-
 # -------- a file of several names
 
 VAE = ("audiovae.safetensors", "audiovae.pth")
@@ -155,9 +152,6 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
     with pytest.raises(CheckpointError, match=expected):
         whole_checkpoint(vllm_config(model=str(other)), SIDE_FILES)
     assert local_checkpoint(vllm_config(model=str(other)).model_config) == other
-
-
-# -------- HF_HOME and HF_HUB_OFFLINE, of the environment
 
 
 # -------- batch jobs

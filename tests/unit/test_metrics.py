@@ -26,11 +26,7 @@ from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
-from vllm_tts_cache.errors import (
-    EncodeError,
-    SpeakerNotFoundError,
-    StorageFullError,
-)
+from vllm_tts_cache.errors import EncodeError, SpeakerNotFoundError, StorageFullError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
 

@@ -140,13 +140,13 @@ def test_audio_that_is_evicted_before_it_is_encoded_is_stored_again(
 def test_audio_that_is_evicted_again_and_again_is_reported_and_not_tried_for_ever(
     job, samples_dir, monkeypatch
 ):
-    keep = job.speakers._store.keep_inline
+    keep = job.speakers._store.store_inline
 
     def evicted_at_once(audio):
         keep(audio)
         remove(samples_dir)
 
-    monkeypatch.setattr(job.speakers._store, "keep_inline", evicted_at_once)
+    monkeypatch.setattr(job.speakers._store, "store_inline", evicted_at_once)
     clip = job.clip(0)
     with pytest.raises(EncodeError, match=rf"{clip} was evicted .*INLINE_AUDIO_MAX"):
         job.speakers.prepare([clip])
@@ -196,12 +196,9 @@ def test_a_worker_that_finishes_nothing_ends_the_waiting(
     job.close()
 
 
-def test_transcripts_and_clips_must_match(job):
+def test_transcripts_and_clips_match_and_each_voice_is_of_one_clip(job):
     with pytest.raises(ConfigError, match="2 clips have 1 transcripts"):
         job.speakers.prepare(job.clips(2), ["one"])
-
-
-def test_several_clips_of_a_voice_are_refused_by_name(job):
     with pytest.raises(ConfigError, match=r"clip-0\.wav.*is one clip"):
         job.speakers.prepare([job.clips(2)])
 

@@ -24,16 +24,8 @@ def tf32():
     return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
-def test_tf32_is_off_inside_and_back_afterwards(reduced_precision):
+def test_overlapping_blocks_keep_tf32_off_until_the_last_one_ends(reduced_precision):
     assert tf32() == (True, True)
-    with exact_float32(CUDA):
-        assert tf32() == (False, False)
-        assert torch.get_float32_matmul_precision() == "highest"
-    assert tf32() == (True, True)
-    assert torch.get_float32_matmul_precision() == "high"
-
-
-def test_overlapping_blocks_keep_it_off_until_the_last_one_ends(reduced_precision):
     first_is_in, first_may_end = threading.Event(), threading.Event()
 
     def first():
@@ -48,7 +40,9 @@ def test_overlapping_blocks_keep_it_off_until_the_last_one_ends(reduced_precisio
         first_may_end.set()
         thread.join()
         assert tf32() == (False, False)
+        assert torch.get_float32_matmul_precision() == "highest"
     assert tf32() == (True, True)
+    assert torch.get_float32_matmul_precision() == "high"
 
 
 def test_gradients_and_autocast_are_off_inside_only():

@@ -2,17 +2,11 @@
 
 import pytest
 
-from vllm_tts_cache.entrypoints.http.limits import (
-    MAX_INPUT_CHARS,
-    MAX_ITEMS,
-    MAX_VALUES,
-    check_batch,
-    check_speech,
-)
+from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.errors import SpeakerRequestError
 
 FINE = {
-    "input": MAX_INPUT_CHARS * "a",
+    "input": limits.MAX_INPUT_CHARS * "a",
     "voice": f"  {128 * 'n'}  ",
     "ref_audio": "data:audio/wav;base64," + 10_000_000 * "A",
     "ref_audio_2": ["https://example.org/a.wav"],
@@ -28,7 +22,7 @@ FINE = {
 }
 
 TOO_MUCH = {
-    "input": MAX_INPUT_CHARS * "a" + "b",
+    "input": limits.MAX_INPUT_CHARS * "a" + "b",
     "voice": 1_025 * "n",
     "speaker": 1_025 * "n",
     "model": 500 * "/a/",
@@ -38,7 +32,7 @@ TOO_MUCH = {
     "ref_text": "a" + 16_384 * " ",
     "references": [{"audio_path": "data:x", "text": 16_385 * "a"}],
     "ambient_sound": 16_385 * "a",
-    "speaker_embedding": (MAX_VALUES + 1) * [{}],
+    "speaker_embedding": (limits.MAX_VALUES + 1) * [{}],
     "extra_params": {"a": {"b": [16_385 * "c"]}},
     "of_nobody": [[[[[[[[[1]]]]]]]]],
     "lists": 100 * [100 * [0]],
@@ -47,11 +41,11 @@ TOO_MUCH = {
 
 
 def test_what_clients_say_is_fine():
-    check_speech(FINE)
-    check_batch({"items": MAX_ITEMS * [{"input": "Hi."}], **FINE})
+    limits.check_speech(FINE)
+    limits.check_batch({"items": limits.MAX_ITEMS * [{"input": "Hi."}], **FINE})
     for given in (None, [], "text", 3, {}, {"items": "none"}, {"items": [None, 3]}):
-        check_speech(given)
-        check_batch(given)
+        limits.check_speech(given)
+        limits.check_batch(given)
 
 
 @pytest.mark.parametrize("field", TOO_MUCH)
@@ -60,9 +54,9 @@ def test_what_is_too_much_is_refused_with_the_name_of_its_field(field):
     audios = ("ref_audio", "ref_audio_2")
     names = "8,192 characters" if field in audios else f"Invalid {field}: "
     for check, body in (
-        (check_speech, given),
-        (check_batch, given),
-        (check_batch, {"items": [{"input": "Hi."}, given]}),
+        (limits.check_speech, given),
+        (limits.check_batch, given),
+        (limits.check_batch, {"items": [{"input": "Hi."}, given]}),
     ):
         with pytest.raises(SpeakerRequestError, match=names) as caught:
             check(body)
@@ -72,11 +66,11 @@ def test_what_is_too_much_is_refused_with_the_name_of_its_field(field):
 def test_a_reference_by_another_name_has_the_same_limits():
     url = "https://h/" + 8_192 * "a"
     with pytest.raises(SpeakerRequestError, match="8,192 characters"):
-        check_speech({"references": [{"audio_path": url}]})
+        limits.check_speech({"references": [{"audio_path": url}]})
 
 
 def test_more_fields_and_more_items_than_any_request_has_are_refused():
     with pytest.raises(SpeakerRequestError, match="256 fields"):
-        check_speech({f"field {number}": 0 for number in range(300)})
+        limits.check_speech({f"field {number}": 0 for number in range(300)})
     with pytest.raises(SpeakerRequestError, match=r"Invalid items: .* 1,024"):
-        check_batch({"items": (MAX_ITEMS + 1) * [0]})
+        limits.check_batch({"items": (limits.MAX_ITEMS + 1) * [0]})

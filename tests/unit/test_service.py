@@ -61,9 +61,9 @@ class Rig:
 
     async def register(self, name="Ann", *, precompute=False, ref_text=None, **clip):
         new = await self.service.uploads.register_audio(
-            ALONE, upload(name, ref_text), wav(**clip)
+            ALONE, upload(name, ref_text, precompute=precompute), wav(**clip)
         )
-        self.service.registered(new.done, precompute=precompute)
+        self.service.registered(new.done)
         return new.done.record
 
     async def precompute(self, name="Ann", *, force=False):
@@ -130,9 +130,6 @@ async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
         with pytest.raises(InvalidSpeakerError):
             await rig.service.uploads.register_audio(ALONE, wrong, wav())
     assert rig.store.num_speakers() == 0
-
-
-# -------- models that we do not serve
 
 
 async def test_a_server_is_ready_once_its_workers_have_said_what_they_have(tmp_path):

@@ -27,18 +27,11 @@ def tenant(name="acme", keys=(KEY,), **limits: Any) -> dict[str, Any]:
     return {"name": name, "keys": list(keys), **limits}
 
 
-def parsed(*entries, **more):
-    content = {"tenants": list(entries), **more}
-    return tenants.parse(json.dumps(content).encode(), "tenants.json")
-
-
 def test_a_key_is_a_tenants_whether_it_is_given_plainly_or_hashed():
     limits = {"max_voices": 3, "max_audio_bytes": 4, "max_inline": 2}
-    found = parsed(
-        tenant("acme", [KEY, hashed(OTHER)], **limits),
-        tenant("zenith", []),
-        admin_keys=[hashed(ADMIN)],
-    )
+    listed = [tenant("acme", [KEY, hashed(OTHER)], **limits), tenant("zenith", [])]
+    content = {"tenants": listed, "admin_keys": [hashed(ADMIN)]}
+    found = tenants.parse(json.dumps(content).encode(), "tenants.json")
     acme = Tenant(name="acme", limits=Limits(**limits))
     for key in (KEY, OTHER):
         caller = found.caller(key)

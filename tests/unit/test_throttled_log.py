@@ -1,5 +1,6 @@
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -74,16 +75,13 @@ def test_many_causes_take_bounded_memory(log, caplog):
 def test_threads_that_fail_together_write_one_line_and_lose_no_count(log, caplog):
     together = threading.Barrier(8)
 
-    def fail():
+    def fail(_):
         together.wait()
         for _ in range(200):
             log.warn_of("disk", "Reading")
 
-    threads = [threading.Thread(target=fail) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fail, range(8)))
     log.wait(INTERVAL_SECONDS)
     log.warn_of("disk", "Reading")
     assert caplog.messages == [

@@ -8,15 +8,9 @@ import subprocess
 import pytest
 
 from tests.web import serving
+from vllm_tts_cache import errors
 from vllm_tts_cache.client import VoicesClient
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.errors import (
-    ConfigError,
-    RouteMissingError,
-    ServerAnswerError,
-    ServerUnreachableError,
-    SpeakerNotFoundError,
-)
 
 CHECK = {
     "verdict": "poor",
@@ -73,13 +67,13 @@ def test_pages_are_followed_to_the_end_or_the_limit(server, client):
     ]
     server.answers["GET", path] = (200, {}, pages[0])
     assert next(client.voices())["name"] == "a"
-    with pytest.raises(ServerAnswerError, match="the same page again"):
+    with pytest.raises(errors.ServerAnswerError, match="the same page again"):
         list(client.voices())
 
 
 @pytest.mark.parametrize("name", ("a b", "a/b", "ü?#", "%2e", "..."))
 def test_a_name_is_one_segment_of_the_path(server, client, name):
-    with pytest.raises(ServerAnswerError):
+    with pytest.raises(errors.ServerAnswerError):
         client.get(name)
     [(_, path, _)] = server.sent
     assert path.startswith("/v1/audio/voices/")
@@ -90,7 +84,7 @@ def test_a_name_is_one_segment_of_the_path(server, client, name):
 @pytest.mark.parametrize("name", ("", ".", "..", "a\ud83d"))
 def test_what_would_be_another_path_is_no_voice(server, client, name):
     for call_of in (client.get, client.delete, client.precompute):
-        with pytest.raises(SpeakerNotFoundError):
+        with pytest.raises(errors.SpeakerNotFoundError):
             call_of(name)
     assert server.sent == []
 
@@ -102,7 +96,7 @@ def test_a_missing_voice_is_none_and_a_missing_route_is_not(server, client):
     assert client.find("ann") is None
     for body in ({"error": {"message": "Not Found"}}, {"detail": "Not Found"}, b""):
         server.answers["GET", path] = (404, {}, body)
-        with pytest.raises(RouteMissingError, match="vllm-tts-cache loaded"):
+        with pytest.raises(errors.RouteMissingError, match="vllm-tts-cache loaded"):
             client.find("ann")
 
 
@@ -122,7 +116,7 @@ def test_only_what_says_so_is_worth_another_try(
 ):
     error = {"error": {"message": "Busy.\x1b[31m"}}
     server.answers["GET", "/v1/audio/voices/ann"] = (status, headers, error)
-    with pytest.raises(ServerAnswerError) as raised:
+    with pytest.raises(errors.ServerAnswerError) as raised:
         client.get("ann")
     assert raised.value.retry_after_seconds == seconds
     assert "\x1b" not in str(raised.value)
@@ -131,20 +125,31 @@ def test_only_what_says_so_is_worth_another_try(
 def test_an_answer_that_is_not_json_is_another_kind_of_server(server, client):
     for body in (b"<html>", b"[]", b"\xff"):
         server.answers["GET", "/v1/audio/voices/ann"] = (200, {}, body)
-        with pytest.raises(ServerAnswerError, match="another kind of server"):
+        with pytest.raises(errors.ServerAnswerError, match="another kind of server"):
             client.get("ann")
+
+
+@pytest.mark.parametrize("status", (200, 500))
+def test_an_answer_without_end_is_not_read_whole(server, client, status, monkeypatch):
+    """It was read into memory, whatever its length."""
+    monkeypatch.setattr(server, "handle_error", lambda *_: None)
+    endless = status, {}, b" " * (66 << 20) + b"{}"
+    for path, ask in (("", client.get), ("/bundle", client.bundle)):
+        server.answers["GET", f"/v1/audio/voices/ann{path}"] = endless
+        with pytest.raises(errors.ServerAnswerError, match="more than 65 MiB"):
+            ask("ann")
 
 
 @pytest.mark.parametrize(
     "url", ("", "here", "ftp://here", "http://", "//h", "http://h\x00", "http://a..b")
 )
 def test_what_is_no_url_is_refused_before_anything_is_sent(url):
-    with pytest.raises(ConfigError, match="--url"):
+    with pytest.raises(errors.ConfigError, match="--url"):
         VoicesClient(url)
 
 
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown():
-    with pytest.raises(ConfigError, match="--api-key") as refused:
+    with pytest.raises(errors.ConfigError, match="--api-key") as refused:
         VoicesClient("http://127.0.0.1:9", "sëcret\n")
     assert "cret" not in str(refused.value)
 
@@ -154,7 +159,7 @@ def test_nobody_there_says_how_to_name_another(server):
     for url in ("http://127.0.0.1:9", "http://["):
         with (
             VoicesClient(url) as client,
-            pytest.raises(ServerUnreachableError, match="SPEAKER_URL"),
+            pytest.raises(errors.ServerUnreachableError, match="SPEAKER_URL"),
         ):
             client.get("ann")
 
@@ -214,7 +219,7 @@ def test_a_redirection_is_told_and_not_followed(server, capsys):
     elsewhere = {"Location": "https://voices.test/v1/audio/voices"}
     server.answers["GET", "/v1/audio/voices"] = (301, elsewhere, b"")
     assert call(server, "voices", "ls") == 1
-    assert f"sends clients on to {elsewhere['Location']}" in capsys.readouterr().err
+    assert f"redirects to {elsewhere['Location']}" in capsys.readouterr().err
     assert len(server.sent) == 1
 
 

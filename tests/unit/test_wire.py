@@ -11,7 +11,6 @@ from vllm_tts_cache.store.memory import SegmentStats, TierStats
 SHA = "a" * 64
 WANT = wire.Want(id=7, audio_sha256=SHA, fingerprint=SHA, segment="inline")
 REPORT = wire.WantReport(7, wire.JobState.FAILED, "out of memory", 1.5)
-LOOKED = wire.JobReport((SHA, SHA), wire.JobState.QUEUED)
 TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0.1)
 SEGMENT = SegmentStats(
     entries=1, bytes=9, max_bytes=90, max_entries=None, hits=3, misses=2, evictions=1
@@ -39,8 +38,6 @@ MESSAGES = [
     wire.WantCall("client", [WANT], [], 2.0),
     wire.WantCall("client", [], [6], 2.0),
     wire.WantAnswer(rank=0, knew_client=True, reports=[REPORT], num_finished=7),
-    wire.LookCall([(SHA, SHA)]),
-    wire.LookAnswer(rank=0, reports=[LOOKED]),
     wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
     wire.Described(rank=0, fingerprints={}, store_id="9", store_place="node-b:/voices"),
     wire.DeleteCall(audio_sha256s=[SHA]),
@@ -90,9 +87,9 @@ def test_a_message_of_another_kind_is_refused(kind):
     ids=range(12),
 )
 def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data):
-    for decode in (wire.decode, wire.decode_answer):
+    for others in ((), wire.REFUSALS):
         with pytest.raises(WorkerRPCError, match="Deleted") as caught:
-            decode(wire.Deleted, data)
+            wire.decode(wire.Deleted, data, *others)
         assert len(str(caught.value)) < 300
 
 
@@ -101,7 +98,7 @@ def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data
 @given(data=st.binary(max_size=200) | st.integers() | st.text())
 def test_garbage_is_nothing_but_an_rpc_error(kind, data):
     try:
-        wire.decode_answer(kind, data)
+        wire.decode(kind, data, *wire.REFUSALS)
     except WorkerRPCError:
         return
 

@@ -33,12 +33,8 @@ from vllm_tts_cache.speaker.wire import JobState, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey
 
 NAMES = ("speaker", "codec")
-READY, MISSING, FAILED, NO_ENCODER = (
-    JobState.READY,
-    JobState.MISSING,
-    JobState.FAILED,
-    JobState.NO_ENCODER,
-)
+READY, FAILED, NO_ENCODER = JobState.READY, JobState.FAILED, JobState.NO_ENCODER
+MISSING = None
 
 
 def both(state):
@@ -79,8 +75,8 @@ def ref(store):
     return store_clip(store, clip())
 
 
-def look(speakers, ref, rank=0, names=NAMES):
-    return looked(speakers, ref, names, rank)
+def look(speakers, ref, names=NAMES):
+    return looked(speakers, ref, names)
 
 
 def spectra(speakers, ref):
@@ -188,18 +184,16 @@ def test_no_other_encoder_ever_fills_a_key(speakers, encoders, store, ref):
     hold(speakers, encoders[0], ref)
     waiting = store_clip(store, clip(1))
     wanted(speakers, waiting, ["codec"])
-    old = EncodingKey(
-        audio_sha256=waiting.audio_sha256,
-        encoder_fingerprint=speakers.fingerprints["codec"],
-    )
+    sha, fingerprint = waiting.audio_sha256, speakers.fingerprints["codec"]
+    old = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
     other = SpectrumEncoder("codec")
     other.fingerprint = "f" * 64
     threading.Timer(0.05, encoders[0].gate.set).start()
     speakers.fingerprints = speakers.load_encoders(lambda: {"codec": other})
     wait_until_idle(speakers)
     assert other.num_calls == 0
-    assert not store.is_stored(old)
-    assert "loaded anew" in speakers._queue.look(old).reason
+    assert not store.read_here(old)
+    assert store.failures(waiting.audio_sha256) == {}
     prepare(speakers, waiting, ["codec"])
     assert look(speakers, waiting, names=["codec"]) == {"codec": READY}
 
@@ -312,7 +306,7 @@ def the_engines_thread():
         monkeypatch.setattr(owner, name, called)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in ("read", "first_at_once", "snapshot", "write"):
+        for name in ("_lent", "first_at_once"):
             refuse(Database, name)
         for name in ("listdir", "scandir", "unlink", "rmdir"):
             refuse(os, name)

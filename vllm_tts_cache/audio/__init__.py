@@ -1,1 +1,1 @@
-"""Reference audio: bytes in, checked mono float32 out, kept by content address."""
+"""Decodes reference audio to checked mono float32 with a content address."""

@@ -1,9 +1,9 @@
-"""Decodes files by FFmpeg, frame by frame, and tells what is missing at the end.
+"""Decodes files by FFmpeg, frame by frame, and says how much of a clip is missing.
 
 FFmpeg finds the format of a file by its content and opens only those on our list, so a
 playlist or a script that names other files is never read. No length in a header decides
-what is allocated or when reading stops. Two things FFmpeg believes are checked before:
-the index of an MP4 and the number of tags.
+what is allocated or when reading stops. FFmpeg believes an MP4's index and any number
+of tags, so these are checked before it opens a file.
 """
 
 import io
@@ -39,12 +39,11 @@ _MAX_CPU_SECONDS = 5
 _MAX_ERRORS = 1_000  # no recording has more, and each costs an exception
 # Half an hour of AAC at 48 kHz; 30 s of anything have far fewer.
 MAX_INDEX_ENTRIES = 100_000
-_MAX_TAGS = 10_000  # a second's work
-# FFmpeg's, and PyAV's on damaged headers.
+_MAX_TAGS = 10_000  # FFmpeg takes a second for them
+# What FFmpeg raises, and what PyAV raises on damaged headers.
 _ERRORS = (av.error.FFmpegError, ArithmeticError, LookupError, RuntimeError, ValueError)
 
-# The delay and the padding of a codec are three frames at most; not all encoders
-# announce them.
+# A codec's delay and padding are three frames at most; not all encoders announce them.
 MAX_PADDING_SAMPLES = 4_096
 _MIN_LOSS_SECONDS = 0.05  # sizes and durations are rounded, or count the header
 # A recorder that has not closed its file leaves 0 there or a size near 2 or 4 GiB.
@@ -61,14 +60,14 @@ class ClipFile:
     """A file, to be decoded once.
 
     Attributes:
-        is_lossy: Whether its codec pads; known with the first frame.
+        is_lossy: Whether the codec pads its audio; known with the first frame.
         loss: How much was decoded, in words, if the file breaks off or is damaged, else
             None; known after the last frame.
     """
 
     def __init__(self, data: bytes):
         self._data = _without_tags(data)
-        self._ends: list[av.Packet] = []  # the first that was decoded, and the last
+        self._ends: list[av.Packet] = []  # the first and the last decoded packet
         self._errors: list[av.error.FFmpegError] = []
         self._num_samples = 0
         self.is_lossy = False
@@ -77,9 +76,8 @@ class ClipFile:
     def frames(self) -> Iterator[av.AudioFrame]:
         """Decode lazily; leave out a part that cannot be decoded, and set `loss`.
 
-        Raises:
-            InvalidAudioError: The format or the codec is not accepted, or no part of
-                the file can be decoded.
+        Raises: InvalidAudioError: The format or the codec is not accepted, or no part
+            of the file can be decoded.
         """
         with _opened(self._data) as file:
             stream = _audio_stream(file)
@@ -108,10 +106,10 @@ class ClipFile:
             self.loss = self._loss(file, stream) if self._ends else None
 
     def _loss(self, file: InputContainer, stream: av.AudioStream) -> str | None:
-        """Say how much was decoded, if that is less than was recorded.
+        """Say how much was decoded, if more was recorded.
 
-        The times of the packets show it, a duration or size that the file announces,
-        and the last page of Ogg or frame of MP3.
+        What was recorded follows from the packets' times, from a duration or size that
+        the file announces, and from the last page of Ogg or frame of MP3.
         """
         first, last, data = self._ends[0], self._ends[-1], self._data
         rate = stream.codec_context.sample_rate
@@ -141,22 +139,22 @@ class ClipFile:
 
 
 def _mp3_size(frame: av.Packet) -> int:
-    """The size in bytes of a whole frame of this one's bit rate."""
+    """The bytes that a frame of this bit rate and duration has if it is whole."""
     decoder = AudioCodecContext.create("mp3", "r")
-    decoder.bit_rate = 0  # a decoder sets it if it is not set
+    decoder.bit_rate = 0  # the decoder sets only a bit rate of 0
     decoder.decode(frame)
     seconds = (frame.duration or 0) * (frame.time_base or 0)
     return int(seconds * decoder.bit_rate / 8)
 
 
 class _BoundedFile(io.BytesIO):
-    """Ends early once the thread's CPU time has passed ``until``."""
+    """A file in memory that ends early once the thread's CPU time passes ``until``."""
 
     until, is_late = 0.0, False
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.is_late |= time.thread_time() > self.until
-        # PyAV would print an exception from here, once for each try of FFmpeg's.
+        # PyAV prints what a read raises, once for each time that FFmpeg tries again.
         return b"" if self.is_late else super().read(size)
 
 
@@ -174,7 +172,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
         "codec_whitelist": ",".join(sorted(_DECODERS)),
         "format_whitelist": "mov" if is_mp4 else formats,
         "protocol_whitelist": "",  # no other file
-        "max_probe_packets": "0",  # no look at PCM for a codec in disguise
+        "max_probe_packets": "0",  # else FFmpeg searches PCM for another codec
     }
     if not is_mp4:
         options["fflags"] = "+ignidx"  # WebM's cues would be sorted for seeking
@@ -197,7 +195,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
             ) from exc
     if source.is_late:
         raise InvalidAudioError(
-            "it takes too long to read, as no clip does; remove its tags."
+            "reading it takes longer than that of any clip; remove its tags."
         )
 
 
@@ -240,8 +238,8 @@ def _without_tags(data: bytes) -> bytes:
 def _check_tags(data: bytes) -> None:
     """Refuse more tags than any clip has.
 
-    FFmpeg compares each with all before it, in one call that cannot be ended: a minute
-    for a megabyte of short ones. 10 MiB of sound look like some hundreds by chance.
+    FFmpeg compares each tag with all before it, in one call that cannot be interrupted:
+    a minute for a megabyte of short tags. By chance, 10 MiB of sound hold some hundred.
     """
     found = 0
     if data.startswith(b"OggS"):  # lengths of comments, and pages that may split them
@@ -255,8 +253,8 @@ def _check_tags(data: bytes) -> None:
 def _check_mp4_index(data: bytes) -> None:
     """Refuse an index that claims more packets than any usable reference has.
 
-    FFmpeg allocates tens of bytes for each, and a claim costs no bytes in the file:
-    17 KB made it take 2.4 GB. A compressed index (``cmov``) hides its claims.
+    FFmpeg allocates tens of bytes for each packet, and a claim costs no bytes in the
+    file: for 17 KB it took 2.4 GB. A compressed index (``cmov``) hides its claims.
     """
     index = _without_media(data)
     if b"moov" not in index or b"cmov" in index:
@@ -267,7 +265,7 @@ def _check_mp4_index(data: bytes) -> None:
     if (claimed := _claimed_packets(index)) > MAX_INDEX_ENTRIES:
         raise InvalidAudioError(
             f"its MP4 index claims {claimed} packets; at most {MAX_INDEX_ENTRIES} are "
-            "allowed. If its codec is PCM, whose samples count, convert it to WAV."
+            "allowed. If its codec is PCM, each sample is a packet: convert it to WAV."
         )
 
 
@@ -300,7 +298,7 @@ def _claimed_packets(index: bytes) -> int:
 
     counted = total(8, b"stsz", b"stz2") + total(4, b"trun", b"stsc")
     if counted > MAX_INDEX_ENTRIES:
-        return counted  # before the tables of chunks, whose length may be false
+        return counted  # without the tables of chunks, whose length may be false
     # An entry: the number of the first chunk, the packets in each, a description.
     lengths = (
         _number(index, name.end() + 12 + 12 * entry)

@@ -34,10 +34,10 @@ from vllm_tts_cache.audio.limits import (
 from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
 
-# Clients write the media type of a file that they do not know, or none; browsers call
-# an .mp4 or a .webm video, and put codecs with a comma between them behind it.
+# Clients write any media type, or none; browsers call an .mp4 or a .webm video, and put
+# codecs with a comma between them behind it.
 _DATA_URL_HEAD = re.compile(r"data:.{0,240}?;\s*base64\s*,", re.I | re.S)
-# Of the power that two unrelated channels would leave in their mean.
+# A share of the power that two unrelated channels would leave in their mean.
 _CANCELLED_SHARE = 0.02
 _BLOCK_SAMPLES = 1 << 18  # over all channels; one more frame may be in a block
 # FFmpeg's packed sample formats and their types.
@@ -60,20 +60,22 @@ class DecodedAudio:
 
     Attributes:
         sources: The file that each clip was decoded from; empty if a clip has none.
+        decodes_otherwise: Whether another version of the decoder made these samples:
+            this version makes other ones of the upload.
     """
 
     audio: ReferenceAudio
     warnings: tuple[AudioWarning, ...]
     sources: tuple[bytes, ...] = ()
+    decodes_otherwise: bool = False
 
 
 def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
-    """Decode a whole file; one that breaks off is decoded to there, with a warning.
+    """Decode a whole file; of one that breaks off what is there, with a warning.
 
-    Raises:
-        InvalidAudioError: Empty, too large, undecodable, too short, too long, silent,
-            not finite, or a rate or channel count out of bounds. A clip that is too
-            long is refused after ``max_seconds`` are decoded, whatever its header says.
+    Raises: InvalidAudioError: Empty, too large, undecodable, too short, too long,
+        silent, not finite, or a rate or channel count out of bounds. A clip that is too
+        long is refused after ``max_seconds`` are decoded, whatever its header says.
     """
     limits.check_size(len(data))
     file = ClipFile(data)
@@ -82,7 +84,7 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
     sources: tuple[bytes, ...] = (data,)
     if file.is_lossy and samples.size > limits.max_seconds * rate:
         samples = samples[: int(limits.max_seconds * rate)]
-        sources = ()  # the file decodes to more
+        sources = ()  # the file would decode to more samples than these
     limits.check_not_longer(samples.size, rate)
     limits.check_not_shorter(samples.size, rate)
     if not np.isfinite(samples).all():
@@ -93,9 +95,8 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
         warnings.append(AudioWarning("truncated", f"{message}send it whole."))
     if mixed.is_one_channel:
         message = "Its two channels cancel each other, as if one were turned over; "
-        warnings.append(
-            AudioWarning("one_channel", f"{message}only the first is used.")
-        )
+        message += "only the first is used."
+        warnings.append(AudioWarning("one_channel", message))
     level = active_level_dbfs(samples, rate)
     warnings += check_level(level, clipped_share(mixed.at_full_scale))
     return DecodedAudio(ReferenceAudio.of(samples, rate), tuple(warnings), sources)
@@ -109,8 +110,7 @@ def is_data_url(url: str) -> bool:
 def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
     """Decode ``data:...;base64,...``, whatever media type it names.
 
-    Raises:
-        InvalidAudioError: As for :func:`decode`, or not a base64 data URL.
+    Raises: InvalidAudioError: As for :func:`decode`, or not a base64 data URL.
     """
     if (head := _DATA_URL_HEAD.match(url)) is None:
         raise InvalidAudioError("expected data:audio/...;base64,... as its URL.")
@@ -126,9 +126,8 @@ def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAu
 def decode_path(path: Path) -> DecodedAudio:
     """Decode a file that the operator names; never pass what a client sent.
 
-    Raises:
-        InvalidAudioError: As for :func:`decode`, or the file cannot be read; the
-            message names it.
+    Raises: InvalidAudioError: As for :func:`decode`, or the file cannot be read; the
+        message names it.
     """
     with naming(str(path)):
         try:
@@ -142,16 +141,16 @@ def decode_path(path: Path) -> DecodedAudio:
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
     """Join frames into blocks: for single ones NumPy would take longer than FFmpeg."""
-    # A FIFO for each form, as it would mix up the channels of several.
+    # A FIFO for each sample format: one for several would mix up their channels.
     joined, form, num_samples = av.AudioFifo(), None, 0
     for frame in frames:
         num_channels = frame.layout.nb_channels
-        this = (frame.format.name, num_channels, frame.sample_rate)
-        if this != form:
+        frame_form = (frame.format.name, num_channels, frame.sample_rate)
+        if frame_form != form:
             if num_samples:
                 yield _block(joined)
-            joined, form, num_samples = av.AudioFifo(), this, 0
-        frame.pts = None  # with holes between times nothing would be joined
+            joined, form, num_samples = av.AudioFifo(), frame_form, 0
+        frame.pts = None  # the FIFO would not join frames with a gap between times
         joined.write(frame)
         num_samples += frame.samples * num_channels
         if num_samples >= _BLOCK_SAMPLES:
@@ -205,8 +204,7 @@ def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
 
     A codec's padding does not count against the limit.
 
-    Raises:
-        InvalidAudioError: No samples, too many, or a format out of bounds.
+    Raises: InvalidAudioError: No samples, too many, or a format out of bounds.
     """
     mean: list[Samples] = []
     first: list[Samples] = []
@@ -257,7 +255,7 @@ def _cancel(left: Samples, mean: Samples) -> bool:
 
 
 def name_of(index: int) -> str:
-    """The name of one of several clips in messages: its field of the form."""
+    """How messages name one of several clips: by its field of the form."""
     return f"audio_sample[{index}]"
 
 
@@ -266,16 +264,14 @@ def decode_clips(files: Sequence[bytes]) -> DecodedAudio:
 
     The limits hold for each clip, and the longest duration for all together.
 
-    Raises:
-        InvalidAudioError: A clip cannot be used, which the message names, or they
-            cannot be used together.
+    Raises: InvalidAudioError: A clip, which the message names, cannot be used, or the
+        clips cannot be used together.
     """
     if len(files) == 1:
         return decode(files[0])
     if len(files) > MAX_CLIPS:
-        raise InvalidAudioError(
-            f"it comes in {len(files)} clips; at most {MAX_CLIPS} are allowed."
-        )
+        number = f"it comes in {len(files)} clips"
+        raise InvalidAudioError(f"{number}; at most {MAX_CLIPS} are allowed.")
     decoded: list[DecodedAudio] = []
     for index, data in enumerate(files):
         with naming(name_of(index)):
@@ -286,8 +282,7 @@ def decode_clips(files: Sequence[bytes]) -> DecodedAudio:
 def join(decoded: Sequence[DecodedAudio]) -> DecodedAudio:
     """Join decoded clips.
 
-    Raises:
-        InvalidAudioError: They have several rates, or are too long together.
+    Raises: InvalidAudioError: The clips have several rates, or are too long together.
     """
     clips = [each.audio for each in decoded]
     rate = clips[0].sample_rate_hz
@@ -310,10 +305,8 @@ def join(decoded: Sequence[DecodedAudio]) -> DecodedAudio:
         for warning in each.warnings
     )
     sources = tuple(source for each in decoded for source in each.sources)
-    are_all = len(sources) == len(decoded)
-    return DecodedAudio(
-        ReferenceAudio.joined(clips), warnings, sources if are_all else ()
-    )
+    sources = sources if len(sources) == len(decoded) else ()
+    return DecodedAudio(ReferenceAudio.joined(clips), warnings, sources)
 
 
 def cut(decoded: DecodedAudio, clip_starts: Sequence[int]) -> DecodedAudio:
@@ -321,7 +314,7 @@ def cut(decoded: DecodedAudio, clip_starts: Sequence[int]) -> DecodedAudio:
 
     Raises:
         InvalidAudioError: A clip cannot be used.
-        ValueError: No clips can begin there.
+        ValueError: ``clip_starts`` leave a clip empty, or are too many.
     """
     whole = decoded.audio
     audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)

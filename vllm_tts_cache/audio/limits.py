@@ -31,8 +31,8 @@ class AudioLimits:
 
     Attributes:
         max_bytes: Size of the file.
-        max_channels: As many as third-order ambisonics has; a few bytes of a codec can
-            stand for hundreds of silent channels.
+        max_channels: Third-order ambisonics has 16; without a bound a few bytes of a
+            codec can stand for hundreds of silent channels.
     """
 
     min_seconds: float = 1.0
@@ -66,7 +66,7 @@ class AudioLimits:
             )
 
     def check_not_longer(self, num_samples: int, sample_rate_hz: int) -> None:
-        """Refuse a clip that is too long; more of it may follow."""
+        """Refuse a clip that is too long, whether or not it is decoded to its end."""
         if num_samples > self.max_seconds * sample_rate_hz:
             raise InvalidAudioError(
                 f"it is longer than {self.max_seconds:g} s, which is the most."
@@ -103,7 +103,7 @@ def active_level_dbfs(samples: npt.NDArray[np.float32], sample_rate_hz: int) -> 
 
 
 def clipped_share(at_full_scale: npt.NDArray[np.bool_]) -> float:
-    """Share of samples that begin three in a row at full scale: one alone is a peak."""
+    """Share of samples that begin three in a row at full scale; a peak has fewer."""
     flat = at_full_scale[:-2] & at_full_scale[1:-1] & at_full_scale[2:]
     return float(np.count_nonzero(flat) / max(at_full_scale.size, 1))
 
@@ -111,8 +111,7 @@ def clipped_share(at_full_scale: npt.NDArray[np.bool_]) -> float:
 def check_level(level_dbfs: float, clipped: float) -> tuple[AudioWarning, ...]:
     """Refuse silence; warn of a low level and of clipping.
 
-    Raises:
-        InvalidAudioError: The active level is below ``SILENCE_DBFS``.
+    Raises: InvalidAudioError: The active level is below ``SILENCE_DBFS``.
     """
     if level_dbfs < SILENCE_DBFS:
         raise InvalidAudioError(

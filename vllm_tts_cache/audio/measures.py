@@ -10,7 +10,7 @@ import soxr
 
 from vllm_tts_cache.audio.limits import FULL_SCALE, clipped_share
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.speech_detector import Speech, SpeechDetector
+from vllm_tts_cache.audio.speech_detector import Samples, Speech, SpeechDetector
 
 _BIN_HZ = 25
 _BAND_HZ = 250
@@ -27,15 +27,15 @@ _MIN_FLAT_PEAK = 0.1
 # once could leave them silenced.
 _METER = threading.Lock()
 
-_MAX_RATE_HZ = 48_000  # no listener and no encoder hears above its half
+_MAX_RATE_HZ = 48_000  # no listener and no encoder hears above half of it
 _SILENT_PEAK = 1e-10  # -200 dBFS stands for digital silence
 
 _FRAMES_PER_SECOND = 50
-_FADES_SECONDS = 0.1  # a word fades, and a room answers, for as long
+_FADES_SECONDS = 0.1  # how long a word fades, and a room echoes
 _MIN_NOISE_FRAMES = 5  # 0.1 s
-_QUIETEST = 10  # one frame in so many
+_QUIETEST = 10  # the quietest tenth of the frames stands for noise
 
-# Without noise the ratio would be infinite, and without speech above it negative so.
+# The ratio is infinite without noise, and minus infinite where speech is no louder.
 MAX_SNR_DB = 80.0
 MIN_SNR_DB = -20.0
 _FLOOR_POWER = 1e-20
@@ -55,8 +55,8 @@ class ClipMeasures:
         noise_dbfs: Median RMS of the parts without speech; None for digital silence.
         snr_db: How far the RMS of the speech, less the noise, lies above the noise,
             within ``MIN_SNR_DB`` and ``MAX_SNR_DB``; None without speech.
-        bandwidth_hz: Up to where there is energy, 24 kHz at most; None for a clip that
-            is silent or shorter than 40 ms.
+        bandwidth_hz: The highest frequency with energy, 24 kHz at most; None for a clip
+            that is silent or shorter than 40 ms.
     """
 
     duration_seconds: float
@@ -80,7 +80,7 @@ def measure(audio: ReferenceAudio, detector: SpeechDetector) -> ClipMeasures:
     peak = float(np.max(np.abs(audio.samples)))
     if peak < _SILENT_PEAK:
         return ClipMeasures(duration_seconds=audio.seconds)
-    # Of a clip that peaks at 1: the squares of large float32 samples overflow.
+    # Scaled to a peak of 1: the squares of large float32 samples overflow.
     samples = np.divide(audio.samples, peak, dtype=np.float32)
     rate_hz = audio.sample_rate_hz
     if rate_hz > _MAX_RATE_HZ:
@@ -106,14 +106,11 @@ def measure(audio: ReferenceAudio, detector: SpeechDetector) -> ClipMeasures:
     )
 
 
-def _bandwidth_hz(
-    samples: npt.NDArray[np.float32], sample_rate_hz: int, speech: Speech
-) -> int | None:
+def _bandwidth_hz(samples: Samples, sample_rate_hz: int, speech: Speech) -> int | None:
     """The upper edge of the highest band of 250 Hz with energy, noise included."""
     size = sample_rate_hz // _BIN_HZ
     frames = samples[: samples.size // size * size].reshape(-1, size)
-    centres = (np.arange(len(frames)) + 0.5) * size / sample_rate_hz
-    spoken = speech.covers(centres)
+    spoken = speech.covers((np.arange(len(frames)) + 0.5) * size / sample_rate_hz)
     frames = frames[spoken] if spoken.any() else frames
     if len(frames) == 0:
         return None
@@ -139,21 +136,21 @@ def _loudness_lufs(
 
 
 def _noise(
-    samples: npt.NDArray[np.float32], sample_rate_hz: int, speech: Speech
+    samples: Samples, sample_rate_hz: int, speech: Speech
 ) -> tuple[float, float | None]:
     """The level of the noise and the speech above it, both in dB.
 
-    In a clip without pauses its quietest tenth stands for the noise: that
-    overestimates it, rather than the opposite.
+    In a clip without pauses its quietest tenth stands for the noise: so the noise is
+    overestimated rather than underestimated.
     """
     size = min(samples.size, sample_rate_hz // _FRAMES_PER_SECOND)
     frames = samples[: samples.size // size * size].reshape(-1, size)
     power = np.var(frames, axis=1, dtype=np.float64)
     centres = (np.arange(power.size) + 0.5) * size / sample_rate_hz
-    apart = power[~speech.covers(centres, _FADES_SECONDS)]
-    if apart.size >= _MIN_NOISE_FRAMES:
+    pauses = power[~speech.covers(centres, _FADES_SECONDS)]
+    if pauses.size >= _MIN_NOISE_FRAMES:
         # The median, as one breath or one click would decide the mean.
-        noise = float(np.median(apart))
+        noise = float(np.median(pauses))
     else:
         noise = float(np.mean(np.sort(power)[: max(1, power.size // _QUIETEST)]))
     spoken = power[speech.covers(centres)]

@@ -1,10 +1,11 @@
 """Judges how well a reference clip will clone, and never refuses one.
 
-Refusing is for `audio.limits` and for the model. Each rule names its source.
+Clips are refused by `audio.limits`, by the limits of the model and, on a server with
+SPEAKER_MIN_QUALITY, by their verdict. Each rule names its source.
 
 A transcript is compared with the clip by its length: syllables are estimated from the
-script, for all languages in one way. So the bounds are wide. They find the transcript
-of another clip, or of half of it, and no wrong word.
+script, for all languages in one way, so the bounds are wide. They find the transcript
+of another clip, or of half of it, but no wrong word.
 """
 
 import operator
@@ -35,12 +36,8 @@ _PER_LETTER = 0.4
 _PER_DIGIT = 1.5  # "7" is one syllable to three, "70" two to four
 # A character is a syllable, or two in Japanese: kana, Chinese characters, Korean.
 _SYLLABIC = (
-    (0x3040, 0x30FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xAC00, 0xD7A3),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x323AF),
+    *((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF)),
+    *((0xAC00, 0xD7A3), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
 )
 
 
@@ -68,7 +65,7 @@ class Rule:
             better verdict.
         poor: Beyond this bound the clip is poor; None if it never is.
         high_is_good: Whether a figure below the bounds is beyond them.
-        message: With the figure as ``value`` in the unit of the bounds.
+        message: Format string of the reason's; ``value`` is the figure, in its unit.
     """
 
     code: str
@@ -93,7 +90,7 @@ class Rule:
 
 NO_SPEECH = Reason(
     "no_speech",
-    "Nobody is heard speaking in it; send a recording of one person who speaks.",
+    "It holds no speech; send a recording of one person who speaks.",
     "poor",
 )
 
@@ -122,7 +119,7 @@ RULES = (
         figure=lambda m: m.speech_share or None,
         fair=0.5,
         poor=0.25,
-        message="Somebody speaks in only {value:.0%} of it; cut the silence off.",
+        message="Only {value:.0%} of it is speech; cut the silence off.",
         source="ours",
     ),
     Rule(
@@ -182,7 +179,7 @@ RULES = (
         "filters take; telephones end at 3.4 kHz",
     ),
 )
-# Several clips need enough of this together, and not each.
+# Rules that several clips have to keep together, and not each by itself.
 OF_ALL_CLIPS = ("little_speech",)
 
 
@@ -240,7 +237,7 @@ class ClipQuality:
 
 @cache
 def _detector() -> SpeechDetector:
-    """Load the detector with the first clip: a server that checks none needs none."""
+    """Load the detector for the first clip: a server that checks none needs none."""
     return SpeechDetector()
 
 
@@ -259,12 +256,11 @@ def check_clip(
     Args:
         audio: As it was decoded, at its own rate.
         ref_text: Its transcript, if there is one; of several clips a line for each.
-        model_problem: Why the model that is served does not take it, as
+        model_problem: Why the model that is served does not take the clip, as
             `ClipLimits.problem` says it.
-        warnings: Of the decoder, if they are to be among the reasons.
+        warnings: The decoder's, if they are to be among the reasons.
 
-    Raises:
-        ConfigError: The detector is not installed.
+    Raises: ConfigError: The detector is not installed.
     """
     measures = measure(audio, _detector())
     reasons = [
@@ -276,26 +272,25 @@ def check_clip(
         problem = f"{problem[:1].upper()}{problem[1:]}."
         reasons.insert(0, Reason("model_limits", problem, "poor"))
     if audio.num_clips == 1:
-        reasons += _of_clip(measures, ref_text)
+        reasons += _reasons_of_clip(measures, ref_text)
     else:
-        reasons += _of_clips(audio, measures, ref_text)
+        reasons += _reasons_of_clips(audio, measures, ref_text)
     return ClipQuality(measures, worst(reasons), tuple(reasons))
 
 
-def _of_clips(
+def _reasons_of_clips(
     audio: ReferenceAudio, whole: ClipMeasures, ref_text: str | None
 ) -> Iterator[Reason]:
     yield from (reason for reason in reasons_of(whole) if reason.code in OF_ALL_CLIPS)
     texts = (ref_text or "").split("\n")
     clips = zip_longest(audio.clips(), texts[: audio.num_clips])
     for index, (clip, text) in enumerate(clips):
-        for reason in _of_clip(measure(clip, _detector()), text):
+        for reason in _reasons_of_clip(measure(clip, _detector()), text):
             if reason.code not in OF_ALL_CLIPS:
-                message = f"{name_of(index)}: {reason.message}"
-                yield replace(reason, message=message)
+                yield replace(reason, message=f"{name_of(index)}: {reason.message}")
 
 
-def _of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
+def _reasons_of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
     yield from reasons_of(measures)
     seconds = measures.speech_seconds
     # A form sends an empty field for no transcript.

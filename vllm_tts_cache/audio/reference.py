@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-# Another hash of the same bytes must never be taken for this one.
+# Begins what is hashed, so that no other hash of the same bytes equals an address.
 _DOMAIN = b"vllm-tts-cache/reference-audio/v1\0"
 _CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
 
-# Bounds how many clips a file or a form may ask to be cut; models take fewer.
+# The most clips of one audio, in a form or a bundle; models take fewer.
 MAX_CLIPS = 32
 
 
@@ -45,9 +45,8 @@ class ReferenceAudio:
     ) -> "ReferenceAudio":
         """Copy, freeze and address the samples.
 
-        Raises:
-            ValueError: Not a non-empty finite 1-D float32 array, a rate that is not
-                positive, or cuts that leave a clip empty or are too many.
+        Raises: ValueError: Not a non-empty finite 1-D float32 array, a rate that is not
+            positive, or cuts that leave a clip empty or are too many.
         """
         if samples.ndim != 1 or samples.dtype != np.float32 or samples.size == 0:
             raise ValueError(
@@ -74,8 +73,7 @@ class ReferenceAudio:
     def joined(cls, clips: Sequence["ReferenceAudio"]) -> "ReferenceAudio":
         """Join clips of one rate; return a single one as it is.
 
-        Raises:
-            ValueError: There are none or too many, or they have several rates.
+        Raises: ValueError: There are no clips or too many, or they have several rates.
         """
         if len(clips) == 1:
             return clips[0]

@@ -71,10 +71,9 @@ class Speech:
 
 
 class SpeechDetector:
-    """The network, loaded; safe to call from any thread.
+    """Silero's network, loaded; safe to call from any thread.
 
-    Raises:
-        ConfigError: The package that brings it is missing, or too old to have it.
+    Raises: ConfigError: The package with the network is missing, or too old to have it.
     """
 
     def __init__(self) -> None:
@@ -117,15 +116,15 @@ def one_thread_session(path: Path) -> onnxruntime.InferenceSession:
     """Load a network that the calling thread computes alone, on the CPU.
 
     With one thread a sum has one order, so a clip gives the same on every machine of a
-    kind. And a pool of the runtime's own would not give way to decoding.
+    kind. The runtime's own threads would not have the caller's low priority, either.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    # It would keep what the longest clip ever took.
+    # The arena would keep as much memory as the longest clip ever took.
     options.enable_cpu_mem_arena = False
-    # It would keep a plan of memory for each length of a clip, 45 KiB measured, and
-    # never forget one. What is computed is the same.
+    # The runtime would keep a memory plan for each length of a clip, 45 KiB measured,
+    # and never free one. The results are the same.
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
     return onnxruntime.InferenceSession(
@@ -165,7 +164,7 @@ def _spans(probabilities: npt.NDArray[np.float32]) -> list[Span]:
 
 
 def _runs(probabilities: npt.NDArray[np.float32]) -> list[Span]:
-    """The spans from reaching the one probability to falling below the other."""
+    """Spans from a frame that reaches `_BEGINS_AT` to one below `_ENDS_BELOW`."""
     runs: list[Span] = []
     begun: int | None = None
     for frame, probability in enumerate((*probabilities.tolist(), 0.0)):

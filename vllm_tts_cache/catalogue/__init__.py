@@ -1,1 +1,1 @@
-"""The registry: who is registered under which name, and with which audio."""
+"""The catalogue: SQL rows of speakers, stored files, deletions and participants."""

@@ -1,49 +1,54 @@
-"""The catalogue's database: made or opened, and lent to those who read and write.
+"""The catalogue's database: creates or opens it, and lends its connections.
 
-No connection crosses a fork. SQLite keeps its idea of which file locks this process
-holds in memory: a fork copies the idea but not the locks, and a connection that the
-child opens later would believe it. A connection to a server would be used by two. So
-nothing idle is open at a fork, and what is in use then is the parent's.
+No connection crosses a fork. SQLite keeps a list of this process's file locks in
+memory: a fork copies the list but not the locks, and a connection that the child opens
+later would trust it. A connection to a server would be used by two processes. So idle
+connections are closed before a fork, and the child leaves those in use to the parent.
 """
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, Select, event
+from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.errors import (
-    NoCatalogueError,
-    StorageError,
-    StorageUnavailableError,
-)
+from vllm_tts_cache.files import give_up_ballast
+
+T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S")
 
 _engines: "WeakSet[Engine]" = WeakSet()
+_databases: "WeakSet[Database]" = WeakSet()
+_abandoned: list[PoolProxiedConnection] = []
 
-Meaning = tuple[StorageError, Exception | None]
+Meaning = tuple[errors.StorageError, Exception | None]
 
 
 class Backend(Protocol):
-    """Connections to one database, and what goes wrong with them.
+    """Connections to one database, and the meaning of their errors.
 
     Attributes:
-        where: What it is called before people; never with a password.
-        reading: Each statement by itself, of what is committed.
-        writing: Transactions of which one goes on at a time, in all processes: what
-            one has read still holds when it writes. Files are moved in them too, so
-            that none can be run again: it waits for its turn instead.
-        writing_long: As ``writing``, for what takes long and others wait for.
-        snapshots: Transactions that read the state of one moment.
-        renewing: As ``reading``, on a connection that nothing else has: of leases.
-        quick: As ``reading``, without transactions, for who must not wait long.
-        has_leases: Whether several machines may reach it, so that no lock tells who is
-            alive.
+        where: The database's name in messages and logs; never with a password.
+        reading: Autocommit: each statement sees all that is committed by then.
+        writing: Transactions, one at a time in all processes: what one has read still
+            holds when it writes. They also move files, so a failed one cannot be run
+            again: each waits for its turn instead.
+        writing_long: As ``writing``, for one that may take minutes while others wait.
+        snapshots: Transactions whose statements all see the state of one moment.
+        renewing: As ``reading``, on a connection that only renewals of leases use.
+        quick: As ``reading``, with a short timeout and autocommit in the driver.
+        has_leases: Whether several machines may reach it, so that leases, and not file
+            locks, show which participants are alive.
     """
 
     has_leases: bool
@@ -56,24 +61,24 @@ class Backend(Protocol):
     quick: Engine
 
     def opening(self) -> AbstractContextManager[None]:
-        """Hold the turn to make or open it, having made what a first use needs."""
+        """Make or check what a first use needs; SQLite also holds its lock inside."""
         ...
 
     def meant_by(self, error: Exception) -> Meaning | None:
-        """What an error means, and the error that may be shown as its cause.
+        """Translate an error; also return the error that may be shown as its cause.
 
-        None if it is none of the database's.
+        None if it is not an error of the database, its driver or its file.
         """
         ...
 
     def has_lost(self, error: Exception) -> bool:
-        """Whether a connection was lost, so that what only reads may be asked again."""
+        """Whether a connection was lost, so that a read may be repeated on another."""
         ...
 
     def wipe_log(self) -> bool:
-        """Let nothing of deleted rows stay in a log, so far as that is in our hands.
+        """Remove deleted rows from the database's log, if that is up to its clients.
 
-        False if it is to be done again later: somebody reads the log.
+        False if it failed, as while a reader needs the log: call it again later.
         """
         ...
 
@@ -83,56 +88,97 @@ class Backend(Protocol):
 
 
 def beginning(engine: Engine, *statements: str) -> Engine:
-    """Its own engine on the same pool, whose transactions begin with statements.
+    """Return an engine on the same pool whose transactions begin with statements.
 
-    Its own, because a listener costs every connection of one.
+    `Database` executes them. A listener would slow each statement down.
     """
-    own = engine.execution_options()
+    return engine.execution_options(begins_with=statements)
 
-    def begin(db: Connection) -> None:
-        for statement in statements:
-            db.exec_driver_sql(statement)
 
-    event.listen(own, "begin", begin)
-    return own
+def with_ballast(
+    act: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """Have a method that frees space, or starts a server, use the ballast.
+
+    While a full disk fails it, half of the ballast is given up and the method is called
+    again. Its object is a `Database`, or has one as ``database``.
+    """
+
+    @wraps(act)
+    def retried(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            try:
+                return act(self, *args, **kwargs)
+            except errors.StorageFullError:
+                database = vars(self).get("database", self)
+                if not give_up_ballast(database.directory):
+                    raise
+
+    return retried
 
 
 class Database:
     """Connections to one catalogue, for any thread; safe beside other processes.
 
+    The attributes that lend a connection return a context manager, which raises
+
+    * StorageBusyError: Another process writes, for longer than we wait.
+    * StorageUnavailableError: The server does not answer, or was lost.
+    * StorageError: Another failure; StorageFullError where no space is left.
+
+    Args:
+        directory: The one whose ballast may be given up.
+
     Attributes:
-        where: What it is called before people.
-        num_cut_off: Write transactions of which nobody knows whether they were
-            committed: what was placed in one may have stayed.
+        read: Lends a connection; every statement sees one state of the catalogue. A
+            statement may write rows on which nothing else depends: it is committed by
+            itself, without a turn.
+        snapshot: As ``read``, and all statements see the same state.
+        renewing: As ``read``, on the connection that only renewals of leases use.
+        write: Lends a connection in a write transaction, committed if the block
+            succeeds. After an error nothing was changed.
+        write_long: As ``write``, for statements over all rows; other writers wait or
+            fail.
+        where: The database's name in messages and logs; never with a password.
+        kept: Idle connections to a file, of `first_at_once`.
+        num_cut_off: Write transactions that were cut off, so that it is unknown whether
+            they were committed: files that one placed may have stayed.
     """
 
-    def __init__(self, backend: Backend):
-        self.backend = backend
+    def __init__(self, backend: Backend, directory: Path):
+        self.backend, self.directory = backend, directory
         self.where = backend.where
+        self.read = partial(self._lent, backend.reading)
+        self.snapshot = partial(self._lent, backend.snapshots)
+        self.renewing = partial(self._lent, backend.renewing)
+        self.write = partial(self._lent, backend.writing, writes=True)
+        self.write_long = partial(self._lent, backend.writing_long, writes=True)
         self.num_cut_off = 0
         self._ahead_seconds = 0.0
         self._compiled: dict[Select[Any], Any] = {}
+        self.kept: list[PoolProxiedConnection] = []
         self._is_closed = False
+        _databases.add(self)
 
     def now(self) -> float:
-        """Unix seconds of the catalogue's database, told without asking it.
+        """Return Unix seconds by the database's clock, without a query.
 
-        The clocks of machines differ, by hours where nobody looks after them. Who asks
-        the database anyway sets this one; until then, and in a directory of our own,
-        it is this machine's.
+        The clocks of machines differ, by hours if they are not synchronised. Code that
+        reads the database's clock anyway calls `set_now`; before that, and with SQLite,
+        this is the machine's clock.
         """
         return time.time() + self._ahead_seconds
 
     def set_now(self, now: float) -> None:
-        """Note what time it is there."""
+        """Set the clock of `now` to the database's, in Unix seconds."""
         self._ahead_seconds = now - time.time()
 
+    @with_ballast
     def prepare(self) -> None:
-        """Make it, unless it is there; processes that do it at once take turns.
+        """Create the tables unless they exist; processes that do so take turns.
 
-        Raises:
-            StorageError: It cannot be opened, is no database, or is of another
-                version.
+        Raises: StorageError: The database cannot be opened, is none, or is of another
+            version.
         """
         with self.backend.opening(), self.write_long() as db:
             if (version := schema.stored_version(db)) == 0:
@@ -142,17 +188,17 @@ class Database:
             self.set_now(schema.now(db))
 
     def check(self) -> None:
-        """See that it is of this version; writes nothing.
+        """Check that the catalogue has this schema version; writes nothing.
 
         Raises:
-            NoCatalogueError: It is empty.
-            StorageError: It is of another version.
+            NoCatalogueError: The database is empty.
+            StorageError: The catalogue is of another version.
         """
         with self.read() as db:
             version = schema.stored_version(db)
             self.set_now(schema.now(db))
         if version == 0:
-            raise NoCatalogueError(
+            raise errors.NoCatalogueError(
                 f"The voice catalogue {self.where} is empty: no server has stored "
                 "voices there. Start the server once, or correct the settings."
             )
@@ -160,7 +206,7 @@ class Database:
 
     def _check_version(self, version: int) -> None:
         if version != schema.VERSION:
-            raise StorageError(
+            raise errors.StorageError(
                 f"The voice catalogue {self.where} has schema {version}, and this "
                 f"vllm-tts-cache reads schema {schema.VERSION} only: set "
                 "SPEAKER_SAMPLES_DIR to an empty directory, and SPEAKER_CATALOGUE_URL "
@@ -168,27 +214,17 @@ class Database:
                 "bucket."
             )
 
-    def read(self) -> AbstractContextManager[Connection]:
-        """A connection; every statement sees one state of the catalogue.
-
-        What one writes, of rows on which nothing else depends, is committed by itself,
-        without a turn.
-
-        Raises: StorageError: The database failed inside the block.
-        """
-        return self._lent(self.backend.reading)
-
     def first_at_once(
         self, statement: Select[Any], where: Mapping[str, Any]
     ) -> Sequence[Any] | None:
-        """The first row that it finds, for a caller that must not wait.
+        """Return the first row of a statement, for a caller that must not wait.
 
-        By the driver itself. SQLAlchemy takes half a millisecond for it where its code
-        is in no cache of the processor, as in every request; the driver takes half.
-        No column may need a conversion.
+        The driver runs it. SQLAlchemy would take half a millisecond while its code is
+        in no cache of the processor, as in every request; the driver takes half of
+        that. No column may need a conversion by SQLAlchemy.
 
         Raises:
-            StorageBusyError: It would have to wait.
+            StorageBusyError: The statement would have to wait.
             StorageError: The database failed.
         """
         if self._is_closed:
@@ -206,21 +242,35 @@ class Database:
                 raise
             raise meant[0] from meant[1]
         finally:
-            # Closed meanwhile: what was opened after that is not known to whoever did.
+            # Closed meanwhile: `close` did not see a connection opened after it.
             if self._is_closed:
-                self.backend.close()
+                self.close()
 
     def _first(self, text: str, arguments: Any) -> Sequence[Any] | None:
-        lent = self.backend.quick.raw_connection()
+        # The pool takes as long to lend a connection to a file as the file to answer.
+        try:
+            lent = self.kept.pop()
+        except IndexError:
+            lent = self.backend.quick.raw_connection()
         try:
             cursor = lent.cursor()
             cursor.execute(text, arguments)
-            return cursor.fetchone()
+            rows = cursor.fetchall()  # none is left, so the statement is over
         except BaseException:
             lent.invalidate()  # after some errors a connection is of no use
-            raise
-        finally:
             lent.close()
+            raise
+        if self.backend.has_leases:  # its pool renews connections
+            lent.close()
+        else:
+            self.kept.append(lent)
+        return rows[0] if rows else None
+
+    def release(self) -> None:
+        """Return the connections that are kept, as before a fork."""
+        while self.kept:
+            with suppress(IndexError):  # in use again
+                self.kept.pop().close()
 
     def _for_driver(
         self, statement: Select[Any], where: Mapping[str, Any]
@@ -233,35 +283,14 @@ class Database:
         given = {**constants, **where}
         return text, given if names is None else [given[name] for name in names]
 
-    def snapshot(self) -> AbstractContextManager[Connection]:
-        """As `read`, and all statements see the same state."""
-        return self._lent(self.backend.snapshots)
-
-    def renewing(self) -> AbstractContextManager[Connection]:
-        """As `read`, for leases, which wait for the connections of nobody else."""
-        return self._lent(self.backend.renewing)
-
-    def write(self) -> AbstractContextManager[Connection]:
-        """A connection in a write transaction, committed if the block ends well.
-
-        Raises:
-            StorageBusyError: Another process writes, for longer than we wait.
-            StorageUnavailableError: The server does not answer, or was lost.
-            StorageError: Nothing was changed; StorageFullError where no space is left.
-        """
-        return self._lent(self.backend.writing, writes=True)
-
-    def write_long(self) -> AbstractContextManager[Connection]:
-        """As `write`, for statements over all rows; who writes waits, or is refused."""
-        return self._lent(self.backend.writing_long, writes=True)
-
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
         self._is_closed = True
+        self.release()
         self.backend.close()
 
-    def _closed(self) -> StorageError:
-        return StorageError(f"The voice catalogue {self.where} is closed.")
+    def _closed(self) -> errors.StorageError:
+        return errors.StorageError(f"The voice catalogue {self.where} is closed.")
 
     @contextmanager
     def _lent(
@@ -272,10 +301,9 @@ class Database:
         try:
             with engine.connect() as db:
                 try:
-                    if writes:
-                        with db.begin():
-                            yield db
-                    else:
+                    with db.begin() if writes else nullcontext():
+                        for each in db.get_execution_options().get("begins_with", ()):
+                            db.exec_driver_sql(each)
                         yield db
                 except DBAPIError:
                     db.invalidate()  # after some errors a connection is of no use
@@ -283,11 +311,11 @@ class Database:
         except Exception as exc:
             if (meant := self.backend.meant_by(exc)) is None:
                 raise
-            if writes and isinstance(meant[0], StorageUnavailableError):
+            if writes and isinstance(meant[0], errors.StorageUnavailableError):
                 self.num_cut_off += meant[0].was_cut_off
             raise meant[0] from meant[1]
         finally:
-            # Closed meanwhile: what was opened after that is not known to whoever did.
+            # Closed meanwhile: `close` did not see a connection opened after it.
             if self._is_closed:
                 self.backend.close()
 
@@ -295,8 +323,8 @@ class Database:
 class EndingPool(QueuePool):
     """A pool whose connections are closed when it is disposed of.
 
-    SQLAlchemy's own closes those that are idle, and keeps one that is in use at that
-    moment when it is given back: nobody would close it then.
+    SQLAlchemy's own pool closes the idle ones, and keeps one that is in use at that
+    moment when it is returned later: it would never be closed.
     """
 
     _is_over = False
@@ -308,24 +336,29 @@ class EndingPool(QueuePool):
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         super()._do_return_conn(record)
-        # Asked afterwards: either it is seen here, or whoever disposes finds it.
+        # Checked after the return: if it is not set yet, `dispose` finds this one.
         if self._is_over:
             super().dispose()
 
 
 def guard(engine: Engine) -> Engine:
-    """Return the engine, of which no connection crosses a fork from now on."""
+    """Let no connection of the engine cross a fork from now on; return the engine."""
     _engines.add(engine)
     return engine
 
 
 def _close_before_fork() -> None:
+    for database in list(_databases):
+        database.release()
     for engine in list(_engines):
         engine.dispose()
 
 
 def _abandon_in_child() -> None:
     # In use by another thread at the fork: the child must neither use nor close it.
+    for database in list(_databases):
+        _abandoned.extend(database.kept)
+        database.kept.clear()
     for engine in list(_engines):
         engine.dispose(close=False)
 

@@ -1,8 +1,8 @@
-"""Deletions that are not finished, and who has still to take part in them.
+"""Rows of deletions, and of the participants that have still to confirm them.
 
-A deletion is finished when its files are gone and every participant has confirmed
-that it remembers nothing. Of a finished one only the hash of the name stays, until
-somebody was told or a day has passed.
+A deletion is finished when its files are removed and every participant has confirmed
+that it deleted the audio from memory. A finished one keeps the hash of the name and the
+public id, until a DELETE has reported its end or a day has passed since the request.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ KEPT_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What is being deleted.
+    """One deletion of a voice or consent recording, or of a replaced voice's audio.
 
     Attributes:
-        id: Its number.
-        audio_sha256: The audio that goes with all its encodings, unless others have
-            it as well; None if there is none, or if the deletion is finished.
-        public_id: Of the voice or consent recording; None for what was replaced.
+        audio_sha256: The audio to delete with all its encodings; its files stay if
+            others own it. None without audio, or if the deletion is finished.
+        public_id: Id of the voice or consent recording; None for a voice that was
+            replaced or changed.
     """
 
     id: int
@@ -55,8 +55,8 @@ class DeletionProgress:
     """How far a deletion is.
 
     Attributes:
-        files_removed: Whether nothing of it is left on disk.
-        waiting_for: Participants that have not confirmed.
+        files_removed: Whether all its files are removed.
+        waiting_for: Number of participants that have not confirmed.
     """
 
     deletion: Deletion
@@ -65,17 +65,17 @@ class DeletionProgress:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing of the voice is left anywhere."""
+        """Whether its files are removed and every participant has confirmed."""
         return self.files_removed and self.waiting_for == 0
 
 
 def name_hash(tenant: str, name_key: str) -> str:
-    """What is kept of a deleted voice's name."""
+    """Return the hex SHA-256 that is kept of a deleted voice's name."""
     return hashlib.sha256(f"{tenant}\0{name_key}".encode()).hexdigest()
 
 
 _COLUMNS = deletion.c.id, deletion.c.audio_sha256, deletion.c.public_id
-# Asked several times a second, and nearly always answered by an empty index.
+# Run several times a second; an empty index nearly always answers it.
 _TO_CONFIRM = (
     select(*_COLUMNS)
     .join_from(confirmation, deletion, confirmation.c.deletion_id == deletion.c.id)
@@ -95,11 +95,11 @@ def add(
     hashed: str | None = None,
     public_id: str | None = None,
 ) -> Deletion:
-    """Write down a deletion, for every participant to confirm.
+    """Insert a deletion, which every participant has to confirm.
 
-    Without an audio nobody remembers anything, and nobody is asked, unless API servers
-    speak by the last row that they read while the catalogue is away. A DELETE that is
-    repeated asks by the hashed name or the public id; without both nobody asks.
+    Without an audio no participant has to, except on PostgreSQL: while that is down,
+    API servers answer requests by the last row that they read. A repeated DELETE finds
+    the row by ``hashed``, the name's hash, or ``public_id``, and not if both are None.
     """
     row = {
         "audio_sha256": audio_sha256,
@@ -122,29 +122,26 @@ def add(
 
 
 def get(db: Connection, deletion_id: int) -> DeletionProgress | None:
-    """How far one deletion is; None if nothing is known of it any more."""
+    """Return the progress of a deletion; None if its row was deleted."""
     return next(iter(_progress(db, deletion.c.id == deletion_id)), None)
 
 
 def of_name(db: Connection, tenant: str, name: str) -> DeletionProgress | None:
-    """How far the deletion of a name or id is: the first that goes on, or the last."""
+    """Return the progress of a name's or id's first unfinished, or last, deletion."""
     found = _progress(db, _is_of(tenant, name))
     unfinished = (progress for progress in found if not progress.is_finished)
     return next(unfinished, found[-1] if found else None)
 
 
 def unfinished(db: Connection) -> list[Deletion]:
-    """Those whose files are not all gone, oldest first."""
+    """Return deletions whose files are not all removed, oldest first."""
     query = select(*_COLUMNS).where(deletion.c.files_removed == 0)
     rows = db.execute(query.order_by(deletion.c.id))
     return [Deletion(**row) for row in rows.mappings()]
 
 
 def num_unfinished(db: Connection, tenant: str | None = None) -> int:
-    """How many have files left, or participants that have not confirmed.
-
-    Of all tenants, or of one.
-    """
+    """Count the deletions of a tenant, or of all, with files or confirmations left."""
     waiting = _awaited(db, select(confirmation.c.deletion_id))
     is_open = (deletion.c.files_removed == 0) | deletion.c.id.in_(waiting)
     query = select(func.count(deletion.c.id)).where(is_open)
@@ -154,13 +151,13 @@ def num_unfinished(db: Connection, tenant: str | None = None) -> int:
 
 
 def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
-    """Those without files that the participant has not confirmed, oldest first."""
+    """Return the deletions without files that a participant has to confirm, by age."""
     rows = db.execute(_TO_CONFIRM, {"participant": participant_id})
     return [Deletion(**row) for row in rows.mappings()]
 
 
 def confirm(db: Connection, deletion_id: int, participant_id: str) -> None:
-    """The participant remembers nothing of it any more."""
+    """Record that a participant has deleted the audio from memory."""
     db.execute(
         confirmation.delete().where(
             confirmation.c.deletion_id == deletion_id,
@@ -171,7 +168,7 @@ def confirm(db: Connection, deletion_id: int, participant_id: str) -> None:
 
 
 def files_are_removed(db: Connection, deletion_id: int) -> None:
-    """Nothing of it is left on disk."""
+    """Record that all files of a deletion are removed."""
     where = deletion.c.id == deletion_id
     db.execute(deletion.update().where(where).values(files_removed=1))
     _finish(db, deletion_id)
@@ -188,7 +185,7 @@ def acknowledge(db: Connection, deletion_id: int) -> None:
 
 
 def delete_old(db: Connection) -> None:
-    """Delete the rows of finished deletions of which nobody was told for a day."""
+    """Delete the rows of finished deletions that were requested over a day ago."""
     waiting = select(confirmation.c.deletion_id)
     db.execute(
         deletion.delete().where(
@@ -200,20 +197,20 @@ def delete_old(db: Connection) -> None:
 
 
 def delete_finished(db: Connection, tenant: str, name: str) -> None:
-    """Delete the rows of finished deletions of a name: another one begins."""
+    """Delete the rows of a name's finished deletions, before another one begins."""
     for progress in _progress(db, _is_of(tenant, name)):
         acknowledge(db, progress.deletion.id)
 
 
 def join(db: Connection, participant_id: str) -> None:
-    """Ask the participant about every deletion from now on."""
+    """Insert a participant, which has to confirm every deletion from now on."""
     db.execute(participant.insert(), {"id": participant_id, "joined_at": now(db)})
 
 
 def ask_of_unfinished(db: Connection, participant_id: str) -> None:
-    """Ask a participant that has just joined about those whose files are still there.
+    """Have a participant that has just joined confirm deletions with files left.
 
-    Until they are gone it may read them, and remember what it read.
+    Until these files are removed, it may read them into memory.
     """
     has_files = (deletion.c.files_removed == 0) & deletion.c.audio_sha256.is_not(None)
     asked = select(literal(participant_id), deletion.c.id).where(has_files)
@@ -222,23 +219,23 @@ def ask_of_unfinished(db: Connection, participant_id: str) -> None:
 
 
 def leave(db: Connection, participant_id: str) -> None:
-    """Ask the participant nothing any more."""
-    of_it = confirmation.c.participant_id == participant_id
-    asked = list(db.execute(select(confirmation.c.deletion_id).where(of_it)).scalars())
-    db.execute(confirmation.delete().where(of_it))
+    """Delete a participant; deletions do not wait for it any more."""
+    is_its = confirmation.c.participant_id == participant_id
+    asked = list(db.execute(select(confirmation.c.deletion_id).where(is_its)).scalars())
+    db.execute(confirmation.delete().where(is_its))
     db.execute(participant.delete().where(participant.c.id == participant_id))
     for deletion_id in asked:
         _finish(db, deletion_id)
 
 
 def participants(db: Connection) -> list[str]:
-    """All that have joined and not left; some may be dead."""
+    """Return the ids of participants that have not left; some may be dead."""
     return list(db.execute(select(participant.c.id)).scalars())
 
 
 def _finish(db: Connection, deletion_id: int) -> None:
-    """If nothing is left to do, keep no more than the hash of the name."""
-    # Those that are waited for no longer are asked when they come back.
+    """Clear a finished deletion's audio; delete its row if no DELETE can find it."""
+    # All confirmations count: participants without a lease confirm on their return.
     asked = exists().where(confirmation.c.deletion_id == deletion.c.id)
     is_over = deletion.c.files_removed == 1, ~asked, deletion.c.id == deletion_id
     db.execute(deletion.update().where(*is_over).values(audio_sha256=None))
@@ -247,8 +244,8 @@ def _finish(db: Connection, deletion_id: int) -> None:
 
 
 def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
-    """Of confirmations, those that somebody is waited for; see `leases`."""
-    if not is_postgres(db):  # by locks: whoever is dead was removed
+    """Limit a query to confirmations of participants that are waited for."""
+    if not is_postgres(db):  # with locks, dead participants were deleted
         return query
     return leases.awaited(query, confirmation.c.participant_id)
 
@@ -256,13 +253,13 @@ def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
 def _is_of(tenant: str, name: str) -> "ColumnElement[bool]":
     by_name = deletion.c.name_hash == name_hash(tenant, fold(name))
     is_tenants = deletion.c.tenant == tenant
-    return by_name | ((deletion.c.public_id == name) & is_tenants)
+    return by_name | ((deletion.c.public_id == name.strip()) & is_tenants)
 
 
 def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProgress]:
-    of_it = confirmation.c.deletion_id == deletion.c.id
+    is_of_row = confirmation.c.deletion_id == deletion.c.id
     waiting = _awaited(db, select(func.count(confirmation.c.participant_id)))
-    num_waiting = waiting.where(of_it).correlate(deletion).scalar_subquery()
+    num_waiting = waiting.where(is_of_row).correlate(deletion).scalar_subquery()
     query = select(*_COLUMNS, deletion.c.files_removed, num_waiting).where(where)
     rows: Sequence[Any] = db.execute(query.order_by(deletion.c.id)).all()
     return [

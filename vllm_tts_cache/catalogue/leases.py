@@ -1,19 +1,19 @@
-"""Until when a participant is waited for, in a catalogue that several machines reach.
+"""Leases of participants and turns to encode, if several machines reach the catalogue.
 
-By the server's clock alone: those of machines differ. A participant whose lease is over
-is not waited for, and is still asked: what it missed waits for it, and it confirms that
-when it comes back. After an hour that is deleted, and it joins anew.
+All times are by the server's clock: those of machines differ. Deletions do not wait for
+a participant whose lease is over, but keep its confirmations: it confirms them when it
+comes back. After an hour more they are deleted, and it joins anew.
 
-That a lease is over says nothing by itself: nobody could renew while the server was
-down or frozen, while a standby took its place, or while the network was cut for all;
-and a clock that is set forward ends all leases at once. So the catalogue also knows the
-series of renewals, by whomsoever: when the last one was, and since when there was no
-gap. All of the above is a gap, or looks like one, and ends a series. A participant is
-dead, or lost, only if a series has gone on for so long without it, up to this moment:
-others renewed all the time, and it alone did not.
+An expired lease alone proves nothing: no participant can renew while the server is down
+or frozen, while a standby takes its place, or while the network is cut for all; and a
+clock that is set forward ends all leases at once. So the row of ``renewals`` tracks the
+series of renewals by all participants: when the last one was, and since when there was
+no gap. Each of these events is a gap, or looks like one, and ends the series. A
+participant is dead (lease over) or lost (an hour more) only if a series has lasted that
+long up to now: others renewed all the time, and it alone did not.
 
-Whose turn an encoding is ends at a fixed time, so a holder that died, or could not give
-it back, loses it. It saves work and nothing depends on it.
+A turn to encode a key ends at a fixed time, so a holder that died, or could not give it
+back, loses it. Turns save work; nothing depends on them.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from sqlalchemy import (
     cast,
     exists,
     func,
+    literal_column,
     not_,
     select,
 )
@@ -48,17 +49,23 @@ from vllm_tts_cache.catalogue.schema import (
 
 RENEW_SECONDS = 2.0
 LOST_SECONDS = 3600.0
-# After a shorter one everybody has had the time to renew before its lease was over.
+# After a shorter gap every participant has had time to renew before its lease ended.
 GAP_SECONDS = 6.0
-# Of the server, because the clocks of machines differ.
+# The server's clock, because those of machines differ.
 NOW: "ColumnElement[float]" = cast(
     func.date_part("epoch", func.clock_timestamp()), Float
 )
-# The same for a statement that waits for nobody. It is one moment for all of that, so
-# that rows which are over are found by an index instead of asking what time it is of
-# each: of a million speakers, several times a second.
+# The same for a statement that waits for no lock. It is one moment for the whole
+# statement, so that an index finds what is over: `NOW` is computed for each row, of a
+# million speakers, several times a second. Its unit is no parameter: the plan that the
+# server keeps for all parameters would expect every third speaker to have expired, and
+# read all of them to find the first.
 _ASKED_AT: "ColumnElement[float]" = cast(
-    func.date_part("epoch", func.statement_timestamp()), Float
+    func.date_part(literal_column("'epoch'"), func.statement_timestamp()), Float
+)
+
+_STARTED_AT: "ColumnElement[float]" = cast(
+    func.date_part(literal_column("'epoch'"), func.pg_postmaster_start_time()), Float
 )
 
 _IS_ASKED = (
@@ -67,13 +74,14 @@ _IS_ASKED = (
     .where(confirmation.c.participant_id == bindparam("participant"))
     .where(deletion.c.files_removed == 1)
 )
-_STANDING: Any = select(  # of more columns than its type can tell
+_STANDING: Any = select(  # more columns than its type can express
     lease.c.until - _ASKED_AT,
     lease.c.seconds,
     _IS_ASKED,
     exists().where(deletion.c.files_removed == 0),
     exists().where(speaker.c.expires_at <= _ASKED_AT),
     _ASKED_AT,
+    _STARTED_AT,
 ).where(lease.c.participant_id == bindparam("participant"))
 
 # An encode that takes longer may be made twice, which costs time only; a holder that
@@ -83,23 +91,26 @@ TURN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is new for a participant.
+    """A participant's lease, and what there is to do for it.
 
     Attributes:
-        seconds: For how long it is waited for, from now on; negative if it is not.
-        is_asked: Whether a deletion waits to be confirmed by it.
-        is_left: Whether there are deletions whose files are not all removed.
-        has_expired: Whether the end of some speaker has come.
+        seconds: Seconds that are left of its lease; negative if it is over.
+        is_asked: Whether a deletion waits for its confirmation.
+        has_files_left: Whether there are deletions whose files are not all removed.
+        has_expired: Whether a speaker has passed its ``expires_at``.
+        epoch: When the database's server started. With another one, a failover may
+            have lost what was committed last.
     """
 
     seconds: float
     is_asked: bool = True
-    is_left: bool = True
+    has_files_left: bool = True
     has_expired: bool = True
+    epoch: float = 0.0
 
 
 def take(db: Connection, participant_id: str, seconds: float) -> None:
-    """Wait for the participant from now on, for so long at a time."""
+    """Insert a participant's lease, which lasts ``seconds`` from each renewal."""
     db.execute(
         lease.insert().values(
             participant_id=participant_id, until=NOW + seconds, seconds=seconds
@@ -109,7 +120,7 @@ def take(db: Connection, participant_id: str, seconds: float) -> None:
 
 
 def renew(db: Connection, participant_id: str) -> bool:
-    """Wait for it for longer; False if it has been deleted."""
+    """Renew a participant's lease; False if the lease has been deleted."""
     where = lease.c.participant_id == participant_id
     renewed = lease.update().where(where).values(until=NOW + lease.c.seconds)
     is_known = db.execute(renewed).rowcount == 1
@@ -119,13 +130,13 @@ def renew(db: Connection, participant_id: str) -> bool:
 
 
 def is_known(db: Connection, participant_id: str) -> bool:
-    """Whether the participant has not been deleted."""
+    """Whether the participant has a lease, over or not."""
     where = lease.c.participant_id == participant_id
     return db.execute(select(lease.c.until).where(where)).first() is not None
 
 
 def alive(db: Connection) -> set[str]:
-    """The participants whose leases are not over."""
+    """Return the participants whose leases are not over."""
     query = select(lease.c.participant_id).where(_is_current())
     return set(db.execute(query).scalars())
 
@@ -133,48 +144,50 @@ def alive(db: Connection) -> set[str]:
 def awaited(
     query: "Select[Any]", participant_id: "ColumnElement[str]"
 ) -> "Select[Any]":
-    """Of a query's rows, those of participants that are waited for."""
+    """Limit a query's rows to those of participants that are not dead."""
     here = lease.c.participant_id == participant_id
-    return query.join(lease, here).where(not_(_is_dead()))
+    is_dead = and_(not_(_is_current()), _has_gone_on(lease.c.seconds))
+    return query.join(lease, here).where(not_(is_dead))
 
 
 def standing(db: Database, participant_id: str) -> Standing | None:
-    """How it stands; None if it was lost. One small question, asked all the time.
+    """Return a participant's standing by one small query; None if it has no lease.
 
-    It also sets the catalogue's clock.
+    It also sets the clock of `Database.now`.
     """
     row = db.first_at_once(_STANDING, {"participant": participant_id})
     if row is None:
         return None
-    left, seconds, is_asked, is_left, has_expired, now = row
+    left, seconds, is_asked, has_files_left, has_expired, now, epoch = row
     db.set_now(now)
     return Standing(
-        # More is left of one that was taken before the clock was set back.
+        # More is left of a lease that was taken before the clock was set back.
         seconds=min(left, seconds),
         is_asked=is_asked,
-        is_left=is_left,
+        has_files_left=has_files_left,
         has_expired=has_expired,
+        epoch=epoch,
     )
 
 
 def end(db: Connection, participant_id: str) -> None:
-    """Wait for the participant no longer."""
+    """Delete the participant's lease."""
     db.execute(lease.delete().where(lease.c.participant_id == participant_id))
 
 
 def lost(db: Connection) -> list[str]:
-    """Those that were away for too long."""
+    """Return the ids of participants that are lost."""
     return list(db.execute(select(lease.c.participant_id).where(_is_lost())).scalars())
 
 
 def end_lost(db: Connection) -> list[str]:
-    """End the leases of those; returns whose. Who renews meanwhile keeps it."""
+    """Delete lost participants' leases, unless renewed meanwhile; return their ids."""
     ended: Delete = lease.delete().where(_is_lost())
     return list(db.execute(ended.returning(lease.c.participant_id)).scalars())
 
 
 def _go_on(db: Connection) -> None:
-    """Count a renewal: it goes on with the series, or begins one after a gap."""
+    """Add a renewal to the series; after a gap it begins a new one."""
     row = insert(renewals).values(number=1, began_at=NOW, last_at=NOW)
     new, known = row.excluded, renewals.c
     is_gap = func.abs(new.last_at - known.last_at) > GAP_SECONDS
@@ -187,19 +200,15 @@ def _go_on(db: Connection) -> None:
     )
 
 
-def _is_dead() -> "ColumnElement[bool]":
-    return and_(not_(_is_current()), _has_gone_on(lease.c.seconds))
-
-
 def _has_gone_on(seconds: "float | ColumnElement[float]") -> "ColumnElement[bool]":
-    """Whether the series of renewals is as old as that, and goes on."""
-    # Else nobody renews just now, or the clock was set since the last one.
+    """Whether the series of renewals is that old, and still goes on."""
+    # Else no participant renews now, or the clock was set since the last renewal.
     goes_on = renewals.c.last_at.between(NOW - GAP_SECONDS, NOW + GAP_SECONDS)
     return exists().where(goes_on, renewals.c.began_at < NOW - seconds)
 
 
 def _is_current() -> "ColumnElement[bool]":
-    # One that ends much later was taken before the clock was set back.
+    # A lease that ends much later was taken before the clock was set back.
     return lease.c.until.between(NOW, NOW + lease.c.seconds + GAP_SECONDS)
 
 
@@ -209,24 +218,24 @@ def _is_lost() -> "ColumnElement[bool]":
 
 
 def take_turn(db: Connection, key_digest: str, holder: str) -> bool:
-    """Take the turn, if nobody has it or whoever has it had it for too long."""
+    """Take the turn to encode a key; False if a turn is held and not yet over."""
     row = {"key_digest": key_digest, "holder": holder, "until": NOW + TURN_SECONDS}
     taken = insert(encode_turn).values(row)
     taken = taken.on_conflict_do_update(
         index_elements=[encode_turn.c.key_digest],
         set_=row,
-        # One that ends much later was taken before the clock was set back.
+        # A turn that ends much later was taken before the clock was set back.
         where=not_(encode_turn.c.until.between(NOW, NOW + TURN_SECONDS + GAP_SECONDS)),
     )
     return db.execute(taken.returning(encode_turn.c.holder)).first() is not None
 
 
 def give_turn_back(db: Connection, key_digest: str, holder: str) -> None:
-    """End a turn."""
+    """Delete a holder's turn."""
     where = encode_turn.c.key_digest == key_digest, encode_turn.c.holder == holder
     db.execute(encode_turn.delete().where(*where))
 
 
 def delete_dead_turns(db: Connection) -> None:
-    """Delete turns of holders that died, which nobody has taken since."""
+    """Delete turns that are over, which holders that died leave behind."""
     db.execute(encode_turn.delete().where(encode_turn.c.until < NOW))

@@ -1,4 +1,4 @@
-"""What a speaker may be called, when two names are one, and ids that clients keep."""
+"""Which names speakers may have, which of them are equal, and ids that clients keep."""
 
 import re
 import secrets
@@ -9,10 +9,10 @@ from typing import Literal
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_NAME_CHARS = 128
-# Nobody is called by more, however much its characters are taken apart.
+# No registered name is longer, however much its characters are decomposed.
 MAX_LOOKED_UP_CHARS = 8 * MAX_NAME_CHARS
-# To compose a text takes the square of the combining marks that follow one another, and
-# nobody else of the process computes meanwhile.
+# Composing a text takes time in the square of the combining marks that follow one
+# another, and holds Python's global lock meanwhile.
 _MAX_COMPOSED_CHARS = 2048
 
 _composed = partial(unicodedata.normalize, "NFC")
@@ -22,8 +22,8 @@ _SEPARATORS = ("/", "\\")
 _DOT_SEGMENTS = (".", "..")
 # Control characters and line or paragraph separators forge lines in logs.
 _FORGING = ("Cc", "Zl", "Zp")
-# What OpenAI clients send when their user has chosen no voice: whoever registered it
-# would speak for all of them.
+# What OpenAI clients send when their user has chosen no voice: all of them would get a
+# voice that is registered under it.
 _PLACEHOLDER = "default"
 # Invisible, though Unicode files them under letters, marks and symbols: fillers,
 # the grapheme joiner, variation selectors, the empty Braille pattern.
@@ -38,14 +38,14 @@ _VIRAMA = 9  # the canonical combining class of what suppresses an Indic vowel
 VOICE_PREFIX = "voice_"
 CONSENT_PREFIX = "cons_"
 
-_NUM_BYTES = 16  # as many as a UUID: nobody guesses one, no two are equal
+_NUM_BYTES = 16  # as many as a UUID: an id cannot be guessed, and is unique
 _ID = re.compile(f"({VOICE_PREFIX}|{CONSENT_PREFIX})[0-9a-f]{{{2 * _NUM_BYTES}}}")
 
 
 def fold(name: str) -> str:
-    """The form in which names are compared; folding one twice changes nothing.
+    """Return the form in which names are compared; folding it again changes nothing.
 
-    A text that is longer than any that is registered is composed by nobody.
+    A text that is too long to be composed, and to be a name, is only case-folded.
     """
     name = name.strip()
     if len(name) > _MAX_COMPOSED_CHARS:
@@ -56,15 +56,15 @@ def fold(name: str) -> str:
 
 
 def is_too_long(text: str) -> bool:
-    """Whether no speaker can be called by it."""
+    """Whether a text is longer than every name and id of a speaker."""
     return len(text.strip()) > MAX_LOOKED_UP_CHARS
 
 
 def keys_of(name: str) -> tuple[tuple[Literal["speaker_id", "name_key"], str], ...]:
-    """Return by which columns, and what in them, a name or an id is looked up.
+    """Return the columns, and the values in them, by which to look up a name or an id.
 
-    An id comes first; what was called so before, as a name. There is nothing to look up
-    of what nobody can be called.
+    A text in the form of an id is looked up as an id first, and then as a name: older
+    names may have that form. For a text that cannot be a name there are none.
     """
     name = name.strip()
     if len(name) > MAX_LOOKED_UP_CHARS or _UNSTORABLE.search(name) is not None:
@@ -78,9 +78,9 @@ def keys_of(name: str) -> tuple[tuple[Literal["speaker_id", "name_key"], str], .
 def clean(name: str) -> str:
     """Return the name to show: as given, without the white space around it.
 
-    For a name that somebody accepted earlier; a new one passes `clean_new`.
+    For voices that stock accepted and labels of recordings; see also `clean_new`.
 
-    Raises: InvalidSpeakerError: It cannot be the name of a speaker.
+    Raises: InvalidSpeakerError: The name cannot be one of a speaker.
     """
     name = name.strip()
     if (reason := _why_invalid(name)) is not None:
@@ -94,9 +94,8 @@ def clean_new(name: str) -> str:
     Looking up and deleting take any name, so that what was registered before these
     rules can still be used and removed.
 
-    Raises:
-        InvalidSpeakerError: It cannot be the name of a speaker, is the placeholder
-            ``default``, has the form of an id, or holds characters that nobody sees.
+    Raises: InvalidSpeakerError: The name cannot be one of a speaker, is the placeholder
+        ``default``, has the form of an id, or holds invisible characters.
     """
     name = clean(name)
     if fold(name) == _PLACEHOLDER:
@@ -108,17 +107,15 @@ def clean_new(name: str) -> str:
         reason = f"{name!r} has the form of an id; choose another"
         raise InvalidSpeakerError("name", reason)
     if (unseen := _first_unseen(name)) is not None:
-        reason = (
-            f"it contains the invisible character U+{ord(unseen):04X}; leave it out"
-        )
-        raise InvalidSpeakerError("name", reason)
+        character = f"the invisible character U+{ord(unseen):04X}"
+        raise InvalidSpeakerError("name", f"it contains {character}; leave it out")
     return name
 
 
 def search_text(*texts: str | None) -> str:
-    """What free text is looked for in: the texts, folded, each on a line of its own.
+    """Return the text that searches look in: the texts, folded, each on its own line.
 
-    Texts of stock's voices may have any length, and are folded in parts.
+    They are folded in parts, as texts of stock's voices may have any length.
     """
     size = _MAX_COMPOSED_CHARS
     return "\n".join(
@@ -131,9 +128,9 @@ def search_text(*texts: str | None) -> str:
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database takes it: half characters and NUL none or not all do.
+    """Whether every database stores the text.
 
-    JSON can smuggle in both.
+    None stores unpaired surrogates, and not all store NUL; JSON may contain both.
     """
     return _UNSTORABLE.search(text) is None
 
@@ -146,17 +143,17 @@ def _why_invalid(name: str) -> str | None:
     if not is_storable(name):
         return "it contains an unpaired surrogate or NUL, which are no characters"
     if name in _DOT_SEGMENTS or any(separator in name for separator in _SEPARATORS):
-        return "'/', '\\', '.' and '..' have a meaning in URLs"
+        return "'/', '\\', '.' and '..' have a meaning in URLs; leave them out"
     categories = [unicodedata.category(character) for character in name]
     if any(category in _FORGING for category in categories):
-        return "it contains a control character"
+        return "it contains a control character; leave it out"
     if all(category[0] in "CZ" for category in categories):
         return "it has no visible character"
     return None
 
 
 def _first_unseen(name: str) -> str | None:
-    """Return the first character that cannot be seen and changes nothing that can."""
+    """Return the first invisible character that shapes no visible one beside it."""
     for at, character in enumerate(name):
         invisible = unicodedata.category(character) == "Cf" or _INVISIBLE.match(
             character
@@ -191,7 +188,7 @@ def _is_emoji_part(character: str) -> bool:
 
 
 def new_id(prefix: str) -> str:
-    """The prefix of a voice's or of a consent recording's id, and 32 hex digits."""
+    """Return a new random id: the prefix, and 32 hex digits."""
     return f"{prefix}{secrets.token_hex(_NUM_BYTES)}"
 
 

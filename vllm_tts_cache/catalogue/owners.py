@@ -1,40 +1,21 @@
-"""Whose an audio is, and how much each tenant has; the caller has the transaction.
+"""Owners of audios, and usage of tenants; the caller provides the transaction.
 
-Rows of ``tenant_usage`` and ``tenant_audio`` are kept in the transactions that register
-and delete, so that a limit is asked for by reading one row.
+The transactions that register and delete also update ``tenant_usage`` and
+``tenant_audio``, so that a limit is checked by reading one row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    except_,
-    func,
-    select,
-    text,
-    union_all,
-)
+from sqlalchemy import Connection, bindparam, except_, func, select, text, union_all
 
-from vllm_tts_cache.catalogue.schema import (
-    consent,
-    slices,
-    speaker,
-    tenant_audio,
-    tenant_usage,
-)
+from vllm_tts_cache.catalogue.schema import consent, speaker, tenant_audio, tenant_usage
 
 _COLUMNS = speaker.c.audio_sha256, consent.c.audio_sha256
 
-_COUNTS = (
-    tenant_usage.c.num_voices,
-    tenant_usage.c.num_consents,
-    tenant_usage.c.audio_bytes,
-)
-_NAMES = tuple(column.name for column in _COUNTS)
+_NAMES = "num_voices", "num_consents", "audio_bytes"
+_COUNTS = tuple(tenant_usage.c[name] for name in _NAMES)
 _EMPTY = ("DELETE FROM tenant_usage", "DELETE FROM tenant_audio")
 # The sums of PostgreSQL are decimal numbers.
 _SUMS = """SELECT t.tenant,
@@ -49,64 +30,65 @@ _FILL = (
     SELECT o.tenant, o.audio_sha256, COUNT(*), COALESCE(MAX(f.num_bytes), 0)
     FROM (SELECT tenant, audio_sha256 FROM speaker WHERE audio_sha256 IS NOT NULL
         UNION ALL SELECT tenant, audio_sha256 FROM consent) o
-    LEFT JOIN stored_file f ON f.audio_sha256 = o.audio_sha256 AND f.kind = 'audio'
+    LEFT JOIN stored_file f ON f.audio_sha256 = o.audio_sha256 AND f.artifact = 'audio'
     GROUP BY o.tenant, o.audio_sha256""",
     f"INSERT INTO tenant_usage (tenant, num_voices, num_consents, audio_bytes) {_SUMS}",
 )
 
-# Of what differs, so much is named.
+_OWNERS = [select(c).where(c == bindparam("of_sha")).limit(1) for c in _COLUMNS]
+_IS_TENANT = tenant_usage.c.tenant == bindparam("of_tenant")
+_IS_OF = (tenant_audio.c.tenant == bindparam("of_tenant")) & (
+    tenant_audio.c.audio_sha256 == bindparam("of_sha")
+)
+_OF_TENANT = select(*_COUNTS).where(_IS_TENANT)
+_NUM_VOICES = select(func.sum(tenant_usage.c.num_voices))
+_ADD = (
+    tenant_usage.update()
+    .where(_IS_TENANT)
+    .values({c: c + bindparam(f"more_{c.name}") for c in _COUNTS})
+)
+_ADD_OWNERS = (
+    tenant_audio.update()
+    .where(_IS_OF)
+    .values(num_owners=tenant_audio.c.num_owners + bindparam("more"))
+)
+_OWNED = select(tenant_audio.c.num_owners, tenant_audio.c.num_bytes).where(_IS_OF)
+_INSERT, _DELETE = tenant_audio.insert(), tenant_audio.delete().where(_IS_OF)
+
+# Differences that a query lists at most.
 _MAX_NAMED = 10
 
 
 def is_owned(db: Connection, audio_sha256: str) -> bool:
-    """Whether somebody has this audio."""
-    return any(
-        _all(db, select(column).where(column == audio_sha256).limit(1))
-        for column in _COLUMNS
-    )
-
-
-def owned(db: Connection, audio_sha256s: Sequence[str]) -> set[str]:
-    """Those of the addresses that somebody has."""
-    return {
-        sha
-        for some in slices(audio_sha256s)
-        for column in _COLUMNS
-        for sha in _all(db, select(column).where(column.in_(some)))
-    }
+    """Whether a speaker or a consent recording has this audio."""
+    where = {"of_sha": audio_sha256}
+    return any(db.execute(query, where).first() for query in _OWNERS)
 
 
 def audio_between(db: Connection, first: str, last: str) -> set[str]:
-    """The addresses that somebody has, from ``first`` to before ``last``."""
-    return {
-        sha
-        for column in _COLUMNS
-        for sha in _all(db, select(column).where(column >= first, column < last))
-    }
+    """Return the owned addresses from ``first`` to before ``last``."""
+    return _found(db, lambda c: select(c).where(c >= first, c < last))
 
 
 def audio_prefixes(db: Connection) -> set[str]:
-    """The first two digits of the addresses that somebody has."""
-    return {
-        prefix
-        for column in _COLUMNS
-        for prefix in _all(
-            db, select(func.substr(column, 1, 2)).where(column.is_not(None)).distinct()
-        )
-    }
+    """Return the first two digits of all owned addresses."""
+    return _found(
+        db, lambda c: select(func.substr(c, 1, 2)).where(c.is_not(None)).distinct()
+    )
 
 
-def _all(db: Connection, query: "Select[Any]") -> Sequence[str]:
-    return db.execute(query).scalars().all()
+def _found(db: Connection, query_of: Callable[[Any], Any]) -> set[str]:
+    """Return what a query finds of speakers and of consent recordings."""
+    return {each for c in _COLUMNS for each in db.execute(query_of(c)).scalars()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """What one tenant has.
+    """The usage of one tenant.
 
     Attributes:
-        audio_bytes: Of reference audio and consent recordings; a clip that it has
-            more than once counts once.
+        audio_bytes: Bytes of reference audio and consent recordings; a clip that the
+            tenant has more than once counts once.
     """
 
     num_voices: int = 0
@@ -115,22 +97,20 @@ class TenantUsage:
 
 
 def of_tenant(db: Connection, tenant: str) -> TenantUsage:
-    """What a tenant has; reads one row."""
-    query = select(*_COUNTS).where(tenant_usage.c.tenant == tenant)
-    row = db.execute(query).first()
+    """Return a tenant's usage; reads one row."""
+    row = db.execute(_OF_TENANT, {"of_tenant": tenant}).first()
     return TenantUsage() if row is None else _usage(row)
 
 
 def of_all(db: Connection) -> dict[str, TenantUsage]:
-    """What each tenant has; reads as many rows as there are tenants."""
+    """Return each tenant's usage; reads as many rows as there are tenants."""
     rows = db.execute(select(tenant_usage.c.tenant, *_COUNTS))
     return {tenant: _usage(counts) for tenant, *counts in rows}
 
 
 def num_voices(db: Connection) -> int:
-    """How many voices all tenants have together."""
-    total = db.execute(select(func.sum(tenant_usage.c.num_voices))).scalar()
-    return int(total or 0)
+    """Return how many voices all tenants have together."""
+    return int(db.execute(_NUM_VOICES).scalar() or 0)
 
 
 def count(
@@ -141,38 +121,34 @@ def count(
     consents: int = 0,
     audio_bytes: int = 0,
 ) -> None:
-    """Count so many more, or less."""
+    """Add to a tenant's usage; negative numbers subtract."""
     more = dict(zip(_NAMES, (voices, consents, audio_bytes), strict=True))
-    where = tenant_usage.c.tenant == tenant
-    values = {name: tenant_usage.c[name] + number for name, number in more.items()}
-    if db.execute(tenant_usage.update().where(where).values(values)).rowcount == 0:
+    given = {f"more_{name}": number for name, number in more.items()}
+    if db.execute(_ADD, {"of_tenant": tenant, **given}).rowcount == 0:
         db.execute(tenant_usage.insert(), {"tenant": tenant, **more})
 
 
 def own(db: Connection, tenant: str, audio_sha256: str, num_bytes: int) -> None:
-    """One more voice or recording of the tenant's is of this audio."""
-    where = _is_of(tenant, audio_sha256)
-    values = {"num_owners": tenant_audio.c.num_owners + 1}
-    if db.execute(tenant_audio.update().where(*where).values(values)).rowcount == 0:
+    """Count one more voice or recording of a tenant with this audio."""
+    where = {"of_tenant": tenant, "of_sha": audio_sha256}
+    if db.execute(_ADD_OWNERS, where | {"more": 1}).rowcount == 0:
         row = {"tenant": tenant, "audio_sha256": audio_sha256, "num_owners": 1}
-        db.execute(tenant_audio.insert(), row | {"num_bytes": num_bytes})
+        db.execute(_INSERT, row | {"num_bytes": num_bytes})
         count(db, tenant, audio_bytes=num_bytes)
 
 
 def disown(db: Connection, tenant: str, audio_sha256: str) -> None:
-    """One less is; with the last one its bytes count no longer."""
-    where = _is_of(tenant, audio_sha256)
-    values = {"num_owners": tenant_audio.c.num_owners - 1}
-    db.execute(tenant_audio.update().where(*where).values(values))
-    columns = tenant_audio.c.num_owners, tenant_audio.c.num_bytes
-    row = db.execute(select(*columns).where(*where)).first()
+    """Count one owner less; without owners the audio's bytes count no longer."""
+    where = {"of_tenant": tenant, "of_sha": audio_sha256}
+    db.execute(_ADD_OWNERS, where | {"more": -1})
+    row = db.execute(_OWNED, where).first()
     if row is not None and row[0] <= 0:
-        db.execute(tenant_audio.delete().where(*where))
+        db.execute(_DELETE, where)
         count(db, tenant, audio_bytes=-row[1])
 
 
 def problems(db: Connection) -> list[str]:
-    """Where they differ from the rows that they add up; reads all of those."""
+    """Return where the usage tables differ from sums over rows; reads all rows."""
     kept = of_all(db)
     counted = {tenant: _usage(sums) for tenant, *sums in db.execute(text(_SUMS))}
     found = [
@@ -182,13 +158,13 @@ def problems(db: Connection) -> list[str]:
         if kept.get(tenant, TenantUsage()) != counted.get(tenant, TenantUsage())
     ]
     return found + [
-        f"audio {sha}: how often tenant {tenant} has it, the rows say otherwise"
+        f"audio {sha}: the number of owners of tenant {tenant} differs from the rows"
         for tenant, sha in _differing_audio(db)
     ]
 
 
 def recount(db: Connection) -> None:
-    """Make them say what the rows add up to."""
+    """Rebuild the usage tables from the rows."""
     for statement in (*_EMPTY, *_FILL):
         db.execute(text(statement))
 
@@ -209,13 +185,6 @@ def _differing_audio(db: Connection) -> list[tuple[str, str]]:
         rows = db.execute(query.limit(_MAX_NAMED))
         found.update((tenant, sha) for tenant, sha, _ in rows)
     return sorted(found)
-
-
-def _is_of(
-    tenant: str, audio_sha256: str
-) -> "tuple[ColumnElement[bool], ColumnElement[bool]]":
-    columns = tenant_audio.c
-    return columns.tenant == tenant, columns.audio_sha256 == audio_sha256
 
 
 def _usage(counts: Sequence[int]) -> TenantUsage:

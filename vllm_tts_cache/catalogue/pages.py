@@ -22,12 +22,12 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 
 Sort = Literal["name", "newest", "oldest"]
 
-# Of the records on one page: some milliseconds of the event loop that answers it.
+# Of all records on a page: the event loop takes some milliseconds to answer with it.
 PAGE_MAX_BYTES = 1024 * 1024
 # What a record takes beside its texts.
 _RECORD_BYTES = 768
-# PostgreSQL's driver fetches all rows of a statement before it gives the first, and a
-# voice from before there were limits may have a megabyte of text. SQLite's does not.
+# Rows per statement: PostgreSQL's driver, unlike SQLite's, fetches all rows before it
+# returns one, and a voice from before there were limits may have a megabyte of text.
 _PART = 100
 
 
@@ -39,9 +39,9 @@ class Page:
         limit: Speakers at most; positive.
         after: Where the page begins: behind the cursor of the last speaker that was
             listed, or behind a name, registered or not, or the id of a speaker.
-        search: Only those of whom name, description or a label's value contains
+        search: Only speakers whose name, description or value of a label contains
             this, both folded.
-        labels: Only those that have all of these.
+        labels: Only speakers that have all of these.
         sort: ``name``: by the folded name. ``newest`` and ``oldest``: by age.
         tenant: Whose speakers.
     """
@@ -72,21 +72,20 @@ class Page:
 
 
 def cursor(record: SpeakerRecord, sort: Sort) -> str:
-    """What to give as ``after`` to go on behind this speaker, deleted since or not."""
+    """Return the ``after`` of the page behind this speaker, deleted since or not."""
     if sort == "name":
         return record.name
-    # No number among all registrations: it would say how much others register.
+    # Not the generation, which would show how much other tenants register.
     return f"{record.created_at!r}:{record.speaker_id}"
 
 
 def records(db: Connection, page: Page) -> list[SpeakerRecord]:
-    """The speakers of a page; where they are too much for an answer, its first ones.
+    """Return a page's speakers, up to the one that exceeds ``PAGE_MAX_BYTES``.
 
-    Then they are more than ``PAGE_MAX_BYTES``, the last of several among them, so that
-    whoever answers with less sees that others follow. Only a page without any is
-    certainly the last.
+    At least two are returned, if there are two. A caller that leaves out the last one,
+    which exceeds it, knows that others follow. Only an empty page is surely the last.
 
-    Raises: InvalidSpeakerError: The cursor is none.
+    Raises: InvalidSpeakerError: ``after`` is no cursor.
     """
     found: list[SpeakerRecord] = []
     num_bytes = 0
@@ -100,25 +99,19 @@ def records(db: Connection, page: Page) -> list[SpeakerRecord]:
 
 
 def bytes_in_answer(record: SpeakerRecord) -> int:
-    """About how long a record is where it is shown."""
-    texts = (
-        record.name,
-        record.consent,
-        record.ref_text,
-        record.description,
-        record.labels_json,
-    )
+    """Estimate how many bytes a record takes in an answer."""
+    texts = record.name, record.consent, record.ref_text, record.description
     # An answer is UTF-8: a character takes up to four bytes.
-    return _RECORD_BYTES + sum(len(text.encode()) for text in texts if text)
+    sizes = (len(text.encode()) for text in (*texts, record.labels_json) if text)
+    return _RECORD_BYTES + sum(sizes)
 
 
 def names(db: Connection, page: Page) -> list[str]:
-    """The names of the same page, for less.
+    """Return the names of a whole page's speakers, without reading their records.
 
-    Raises: InvalidSpeakerError: The cursor is none.
+    Raises: InvalidSpeakerError: ``after`` is no cursor.
     """
-    query = _on_page(db, select(speaker.c.name), page)
-    return list(db.execute(query).scalars())
+    return list(db.execute(_on_page(db, select(speaker.c.name), page)).scalars())
 
 
 def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None]:
@@ -158,9 +151,9 @@ def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
 
 
 def _of_tenant(query: Select[Any], page: Page) -> tuple[Select[Any], Any]:
-    """The query for a tenant's, and the columns whose index leads through them.
+    """Limit a query to a tenant and labels; return the columns whose index orders it.
 
-    Those of the first label, if there is one: few voices may have it, of however many.
+    With labels, those of the first one: few of a tenant's many voices may have it.
     """
     own = speaker.c
     if not page.labels:
@@ -184,7 +177,7 @@ def _behind(db: Connection, page: Page, row: Any) -> "ColumnElement[bool]":
         return row.name_key > fold(name)
     created_at, speaker_id = _age_of_cursor(db, page)
     age, id_ = row.created_at, speaker.c.speaker_id
-    # The first condition says nothing that the second does not, but to an index.
+    # Behind the cursor by (age, id), with a first condition that an index can use.
     if page.sort == "newest":
         return and_(age <= created_at, or_(age < created_at, id_ < speaker_id))
     return and_(age >= created_at, or_(age > created_at, id_ > speaker_id))
@@ -199,6 +192,6 @@ def _age_of_cursor(db: Connection, page: Page) -> tuple[float, str]:
     except ValueError:
         found = speakers.find(db, page.tenant, page.after)
         if found is None:
-            reason = "it is no cursor of this order, and no voice"
+            reason = "it is neither a cursor of this order nor a voice; leave it out"
             raise InvalidSpeakerError("after", reason) from None
         return found.created_at, found.speaker_id

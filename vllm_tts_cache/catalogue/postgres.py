@@ -1,4 +1,4 @@
-"""All that is PostgreSQL's: its connections, timeouts, transactions and errors."""
+"""What only PostgreSQL needs: connections, timeouts, transactions and errors."""
 
 import threading
 import time
@@ -21,16 +21,16 @@ T = TypeVar("T")
 CONNECT_SECONDS = 3
 # A statement of ours reads an index, or in maintenance a table of a million voices.
 STATEMENT_SECONDS = 10
-# A request with a voice waits for one.
+# A request with a voice waits for such a statement.
 QUICK_SECONDS = 3
 # Making the tables, and reading all rows to verify them.
 LONG_SECONDS = 600
 WRITE_TURN_SECONDS = 10
-# Whoever holds the turn and says nothing for so long is frozen: it loses the turn.
+# A process that holds the turn and is silent for so long is frozen, and loses the turn.
 IDLE_SECONDS = 30
-# The server keeps the times above; one that is frozen or cut off is left after these.
+# The server enforces the times above; for a frozen one, clients wait so much longer.
 _GRACE_SECONDS = 2
-# Who asks sooner after a failed attempt to connect is told what that one was.
+# For so long after a failed attempt to connect, others get its error at once.
 _DOWN_SECONDS = 1.0
 _RECYCLE_SECONDS = 1800
 _NUM_CONNECTIONS = 4
@@ -45,12 +45,12 @@ _TAKE_TURN = (
 _WAIT_LONG = f"SET LOCAL lock_timeout = '{LONG_SECONDS}s'"
 _SHOWN = ("user", "host", "port", "dbname")
 
-# SQLSTATE, or the class of it, in which a server says that another time may do.
+# SQLSTATEs, or their classes, after which a later attempt may succeed, and why.
 _UNAVAILABLE = {
     "08": "the connection was lost",
     "25006": "it is read-only, as a standby is",
     "25P03": "a transaction was idle for too long, and was ended",
-    "40": "it was in another's way",
+    "40": "the transaction conflicted with another one",
     "53": "it has no room or no connection left",
     "55P03": "another server has been writing for too long",
     "57014": "it took too long",
@@ -59,14 +59,14 @@ _UNAVAILABLE = {
 
 
 class _PatientConnection(psycopg.Connection[Any]):
-    """Waits for no answer for ever: a frozen server keeps its sockets open."""
+    """Waits ``patience_seconds`` for an answer: frozen servers keep sockets open."""
 
     patience_seconds = float(LONG_SECONDS + _GRACE_SECONDS)
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Wait, but not longer than that.
+        """Wait for an answer, ``patience_seconds`` at most.
 
-        Raises: OperationalError; the connection is of no use any more.
+        Raises: OperationalError: None came; the connection is closed.
         """
         until = time.monotonic() + self.patience_seconds
         return super().wait(_watched(gen, until, self), *args, **kwargs)
@@ -90,12 +90,12 @@ class _NoAnswerError(psycopg.OperationalError):
 
 
 class PostgresServer:
-    """A catalogue in a database of a server; see `Backend`.
+    """A catalogue in a database of a PostgreSQL server; see `Backend`.
 
     Args:
         url: As libpq takes it: ``postgresql://user:password@host/database``.
 
-    Raises: ConfigError: It is no such URL.
+    Raises: ConfigError: ``url`` is no such URL.
     """
 
     has_leases = True
@@ -105,14 +105,14 @@ class PostgresServer:
         self.where = shown(url)
         self._down = threading.Lock()
         self._down_until, self._why_down = 0.0, ""
-        # Whoever waits for the turn has a connection, so readers need others, and the
-        # lease one that not even readers have.
+        # Writers that wait for the turn hold connections, so readers need others, and
+        # the lease one that readers cannot take either.
         self._writers = self._open(STATEMENT_SECONDS, checks=True)
         self._readers = self._open(STATEMENT_SECONDS, checks=True)
         self._keeper = self._open(QUICK_SECONDS, checks=True, num=1)
         self._patient = self._open(LONG_SECONDS, checks=True)
-        # Not looked at before each use, which would be a second question: what only
-        # reads is asked once more.
+        # Not pinged before each use, which would be a second round trip: a read on a
+        # lost connection is repeated.
         self.quick = self._open(QUICK_SECONDS, autocommit=True)
         at_once = {"isolation_level": "AUTOCOMMIT"}
         self.reading: Engine = self._readers.execution_options(**at_once)
@@ -130,9 +130,9 @@ class PostgresServer:
 
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
-        """See that it can be used; whoever writes then has the turn.
+        """Check that the server is usable; the write transaction inside takes the turn.
 
-        Raises: StorageError: It cannot be reached, or is of a kind that we cannot use.
+        Raises: StorageError: The server is out of reach, or its encoding is not UTF8.
         """
         try:
             with self.reading.connect() as db:
@@ -155,7 +155,7 @@ class PostgresServer:
         yield
 
     def meant_by(self, error: Exception) -> Meaning | None:
-        """What an error means; none of these is shown, as the server quotes rows."""
+        """See `Backend`; no cause may be shown, as the server's errors quote rows."""
         if isinstance(error, exc.TimeoutError):
             reason = "all connections to it are in use"
             return self._unavailable(reason, was_cut_off=False), None
@@ -166,10 +166,10 @@ class PostgresServer:
         return None
 
     def has_lost(self, error: Exception) -> bool:
-        """Whether a connection was lost, so that what only reads may be asked again."""
+        """Whether a connection was lost, so that a read may be repeated on another."""
         if not isinstance(error, psycopg.OperationalError):
             return False
-        # Who has waited already does not wait again.
+        # A read that has waited for its timeout does not wait again.
         if isinstance(error, _NoAnswerError) or error.sqlstate == "57014":
             return False
         # The others in the pool were lost with it.
@@ -177,7 +177,7 @@ class PostgresServer:
         return True
 
     def wipe_log(self) -> bool:
-        """Nothing: when rows are overwritten is the server's affair (VACUUM)."""
+        """Return True at once: the server itself overwrites deleted rows (VACUUM)."""
         return True
 
     def close(self) -> None:
@@ -236,12 +236,11 @@ class PostgresServer:
         reason = _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
         if reason is not None:
             is_end = state[:2] in ("08", "57") and state != "57014"
-            was_cut_off = is_end or state == "25P03"
-            return self._unavailable(reason, was_cut_off=was_cut_off)
+            return self._unavailable(reason, was_cut_off=is_end or state == "25P03")
         # libpq's own: it could not connect, or lost the connection.
         if not state and isinstance(error, psycopg.OperationalError):
             return self._unavailable(_one_line(error))
-        if state[:2] in ("28", "3D"):  # who or what it is not
+        if state[:2] in ("28", "3D"):  # it refuses the user, or has no such database
             return self._unavailable(_one_line(error))
         # The first line alone: the others quote rows, which are of voices.
         what = _one_line(error.diag.message_primary or type(error).__name__)
@@ -256,16 +255,16 @@ class PostgresServer:
 
 
 def shown(url: str) -> str:
-    """A URL as logs and people may see it: without a password.
+    """Return the URL for logs and messages, without its password.
 
-    Raises: ConfigError: It is none. It is not quoted, nor is libpq, which quotes it.
+    Raises: ConfigError: ``url`` is no URL; it, and libpq's error, are not quoted.
     """
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error:
         raise _no_url() from None
     user, host, port, name = (str(parts.get(part) or "") for part in _SHOWN)
-    # A password that was not quoted is taken for some of these; libpq minds none of it.
+    # libpq takes parts of a password that was not escaped for these, without an error.
     is_mistaken = set(port) - set("0123456789,") or set("@/=") & set(name)
     if is_mistaken or "@" in host[1:]:
         raise _no_url()
@@ -283,7 +282,7 @@ def _no_url() -> ConfigError:
 
 
 def _options(url: str, statement_seconds: int) -> dict[str, Any]:
-    """What is not in the URL, where its author may have said otherwise."""
+    """Return options to connect with; the URL overrides all but the encoding."""
     given = conninfo_to_dict(url)
     limits = {
         "statement_timeout": statement_seconds,

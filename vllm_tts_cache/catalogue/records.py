@@ -1,13 +1,13 @@
-"""What is registered, what registering takes with its limits, and a file's segment.
+"""Records of speakers, what registering and changing take, and segments of files.
 
 The transcript of several clips has a line for each, in their order.
 """
 
+import hashlib
 import json
 import math
 import re
 import struct
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
@@ -15,13 +15,15 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.tenants import DEFAULT_TENANT
 
 MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
 MAX_EMBEDDING_DIM = 4096
-AUDIO_KIND = "audio"  # a stored file that is no encoding
+AUDIO = "audio"  # a stored file that is no encoding
 MAX_LABELS = 20
 MAX_LABEL_KEY_CHARS = 64
 MAX_LABEL_VALUE_CHARS = 128
@@ -32,7 +34,7 @@ _END_OF_TIME = 253_402_300_800.0
 
 
 class Segment(str, Enum):
-    """Whose it is; each segment has its own part of every budget."""
+    """Audio that is registered, or came inline; each has its part of every budget."""
 
     REGISTERED = "registered"
     INLINE = "inline"
@@ -43,7 +45,7 @@ class TextLimit(NamedTuple):
 
     Attributes:
         field: The form field that it comes in.
-        what: The text, as a message begins.
+        what: How a message names the text at its beginning.
         max_chars: Unicode characters at most.
     """
 
@@ -52,7 +54,7 @@ class TextLimit(NamedTuple):
     max_chars: int
 
 
-# A list of voices holds all of them, and a transcript is paid for with every request:
+# A list of voices holds these texts, and each request pays for a transcript's length:
 # 2,000 characters are two minutes of speech, and no clip is longer than 30 s.
 TEXT_LIMITS = {
     "consent": TextLimit("consent", "it", 512),
@@ -63,8 +65,7 @@ TEXT_LIMITS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeakerRecord:
+class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A registered speaker.
 
     Attributes:
@@ -86,7 +87,7 @@ class SpeakerRecord:
         labels_json: The labels, as JSON; parsed where they are shown.
         expires_at: When it is deleted, in Unix seconds; None for never.
         updated_at: When it was last changed; None if it never was.
-        clip_starts_json: Where its clips begin, as JSON; None of one clip.
+        clip_starts_json: Where its clips begin, as JSON; None for one clip.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -114,7 +115,7 @@ class SpeakerRecord:
 
     @property
     def clip_starts(self) -> tuple[int, ...]:
-        """The first sample of each clip; ``(0,)`` of one, and of none."""
+        """The first sample of each clip; ``(0,)`` for one, and without audio."""
         stored = self.clip_starts_json
         return tuple(json.loads(stored)) if stored else (0,)
 
@@ -125,7 +126,7 @@ class SpeakerRecord:
 
     @property
     def clip_seconds(self) -> list[float]:
-        """How long each clip lasts."""
+        """How long each clip lasts; only for a speaker with audio."""
         ends = (*self.clip_starts, self.num_samples)
         return [(end - start) / self.sample_rate_hz for start, end in pairwise(ends)]
 
@@ -135,7 +136,7 @@ class SpeakerRecord:
         return json.loads(self.labels_json) if self.labels_json else {}
 
     def has_expired(self, now: float) -> bool:
-        """Whether its time is over by `Database.now`: deleted soon, spoken no more."""
+        """Whether it has expired by `Database.now`: no request may use it any more."""
         return self.expires_at is not None and self.expires_at <= now
 
     @property
@@ -145,7 +146,7 @@ class SpeakerRecord:
 
 
 class Identity(NamedTuple):
-    """What clients know a voice or a consent recording by, from one store to another.
+    """A voice's or consent recording's id and times, which an import keeps.
 
     Attributes:
         public_id: Its id.
@@ -158,6 +159,36 @@ class Identity(NamedTuple):
     updated_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """The ``Idempotency-Key`` of a request that its client may send more than once.
+
+    The transaction that does the request records the key: a server that gets it again
+    does not repeat the request, even if the first one was killed before it answered.
+
+    Attributes:
+        key_hash: Of tenant and key.
+        request_hash: Of tenant, key and all that is asked for.
+    """
+
+    key_hash: str
+    request_hash: str
+
+    @classmethod
+    def of(
+        cls, key: str | None, tenant: str, *asked: object
+    ) -> "IdempotencyKey | None":
+        """Return the key of a request; None if its client sent none."""
+        if key is None:
+            return None
+        digest = hashlib.sha256(repr((tenant, key)).encode())
+        key_hash = digest.hexdigest()
+        for each in asked:
+            data = each if isinstance(each, bytes) else repr(each).encode()
+            digest.update(hashlib.sha256(data).digest())
+        return cls(key_hash, digest.hexdigest())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSpeaker:
     """What registering takes: a name, and either stored audio or an embedding.
@@ -167,11 +198,13 @@ class NewSpeaker:
             a line for each.
         embedding: Finite values, kept as float32; at most ``MAX_EMBEDDING_DIM``.
         created_at: Unix seconds; None for the time of registration.
-        identity: What it gets instead of a new id and the time of registration, if it
-            replaces no voice and no voice of any tenant has the id.
-        taken_over: Accepted by stock vLLM-Omni, from which it is imported: it may
-            break rules that stock does not have.
+        identity: Id and times to keep instead of new ones; used only if it replaces
+            no voice and no voice of any tenant has the id.
+        taken_over: Whether it is imported from stock vLLM-Omni, which accepted it: it
+            may break rules that stock does not have.
         labels: Key -> value; see `check_labels` for limits.
+        precompute: Whether its encodings are made before a request needs them.
+        idempotency_key: Of the request, if its client sent one.
         name_key: The folded name.
         (The others are those of `SpeakerRecord`.)
 
@@ -196,6 +229,8 @@ class NewSpeaker:
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     expires_at: float | None = None
+    precompute: bool = True
+    idempotency_key: IdempotencyKey | None = None
     name_key: str = field(init=False)
     taken_over: InitVar[bool] = False
 
@@ -220,7 +255,7 @@ class NewSpeaker:
 
 
 def check_language(language: str | None) -> None:
-    """Refuse what is no BCP 47 tag, as ``de`` or ``pt-BR``; None passes.
+    """Refuse a text that is no BCP 47 tag (``de``, ``pt-BR``); None passes.
 
     Raises: InvalidSpeakerError.
     """
@@ -232,7 +267,7 @@ def check_language(language: str | None) -> None:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse too many labels, long ones, and two whose keys are one when folded.
+    """Refuse too many labels, long ones, and two whose keys are equal when folded.
 
     Raises: InvalidSpeakerError.
     """
@@ -243,19 +278,19 @@ def check_labels(labels: Mapping[str, str]) -> None:
         _check_label("the key", key, MAX_LABEL_KEY_CHARS)
         _check_label(f"the value of {key!r}", value, MAX_LABEL_VALUE_CHARS)
     if len({fold(key) for key in labels}) < len(labels):
-        raise InvalidSpeakerError("labels", "two keys differ in case only")
+        raise InvalidSpeakerError("labels", "two keys differ in case only; rename one")
 
 
 def check_expiry(expires_at: float | None) -> None:
-    """Refuse an end that is no time; None is no end. Raises: InvalidSpeakerError."""
+    """Refuse an invalid expiry time; None passes. Raises: InvalidSpeakerError."""
     if expires_at is None:
         return
     if not math.isfinite(expires_at) or expires_at >= _END_OF_TIME:
-        raise InvalidSpeakerError("expires_at", "it is no time before the year 10000")
+        raise InvalidSpeakerError("expires_at", "give a time before the year 10000")
 
 
 def check_is_to_come(expires_at: float | None, now: float) -> None:
-    """Refuse an end that is past, by the catalogue's clock; None is no end.
+    """Refuse an expiry before ``now``, the catalogue's time; None passes.
 
     Raises: InvalidSpeakerError.
     """
@@ -265,7 +300,7 @@ def check_is_to_come(expires_at: float | None, now: float) -> None:
 
 
 def labels_to_json(labels: Mapping[str, str]) -> str | None:
-    """Labels as the catalogue keeps them: None for none."""
+    """Return labels as the catalogue stores them: JSON, None without labels."""
     return json.dumps(dict(labels), ensure_ascii=False) if labels else None
 
 
@@ -274,7 +309,7 @@ def _check_label(what: str, text: str, max_chars: int) -> None:
         reason = f"{what} must have 1 to {max_chars} characters"
         raise InvalidSpeakerError("labels", reason)
     if not is_storable(text) or not text.isprintable():
-        raise InvalidSpeakerError("labels", f"{what} holds what is no printable text")
+        raise InvalidSpeakerError("labels", f"{what} contains unprintable characters")
 
 
 def _lines(ref_text: str) -> list[str]:
@@ -284,7 +319,7 @@ def _lines(ref_text: str) -> list[str]:
 
 
 def transcript_of_clips(ref_text: str | None, num_clips: int) -> str | None:
-    """Return the transcript of so many clips; that of one stays as it was written.
+    """Return the transcript of so many clips; for one clip it stays as written.
 
     Raises: InvalidSpeakerError if there are not as many lines as clips.
     """
@@ -325,8 +360,8 @@ def joined_transcript(ref_texts: Sequence[str], num_clips: int) -> str | None:
 def check_text(attribute: str, text: str | None, *, any_length: bool = False) -> None:
     """Refuse a text that cannot be stored or is too long.
 
-    A route calls it with what it is about to spend time on; `NewSpeaker` calls it for
-    each of ``TEXT_LIMITS``. None passes.
+    Routes call it before they spend time on a text; `NewSpeaker` calls it for each of
+    ``TEXT_LIMITS``. None passes.
 
     Raises: InvalidSpeakerError: The message names the form field.
     """
@@ -342,7 +377,7 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
 
 
 def pack_embedding(embedding: tuple[float, ...]) -> bytes:
-    """float32, little-endian.
+    """Return the embedding as float32, little-endian.
 
     Raises: OverflowError: A value does not fit into float32.
     """
@@ -350,15 +385,15 @@ def pack_embedding(embedding: tuple[float, ...]) -> bytes:
 
 
 def unpack_embedding(data: bytes) -> tuple[float, ...]:
-    """The inverse of `pack_embedding`."""
+    """Return the values that `pack_embedding` packed."""
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def check_embedding(embedding: Sequence[float]) -> None:
     """Refuse a raw embedding that no model could compute with.
 
-    One value that is infinite in the model's own type makes all that a request leaves
-    in its part of the KV no numbers, and the next one that gets that part reads them.
+    One value that is infinite in the model's dtype makes NaN of all that the request
+    writes to its KV blocks, and the next request that gets the blocks reads that.
 
     Raises: InvalidSpeakerError.
     """
@@ -382,34 +417,34 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class SpeakerChanges:
-    """New values of what is named, and of nothing else.
+    """New values for some fields of a speaker; the others stay.
 
     Attributes:
         given: ``name``, ``description``, ``language``, ``labels``, ``ref_text``,
-            ``expires_at`` -> the new value, None to have none.
+            ``expires_at`` -> the new value, None to remove it.
 
-    Raises: InvalidSpeakerError: A value cannot be.
+    Raises: InvalidSpeakerError: No value is given, or one is not allowed.
     """
 
     given: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not self.given:
-            raise InvalidSpeakerError("body", "it changes nothing")
+            raise InvalidSpeakerError("body", "it changes no field; give one")
         for name, check in _CHECKS.items():
             if name in self.given:
                 check(self.given[name])
 
-    def columns(self, record: SpeakerRecord) -> dict[str, Any]:
-        """The columns of a record that are new, and their values.
+    def columns(self, record: SpeakerRecord, now: float) -> dict[str, Any]:
+        """Return the columns of a record that change, and their new values.
 
-        Raises: InvalidSpeakerError: A transcript of what is no audio, or one that has
-            not a line for each clip.
+        Raises: InvalidSpeakerError: A transcript is given for a voice without audio, or
+            without one line for each clip.
         """
         if self.given.get("ref_text") and record.audio_sha256 is None:
-            reason = "the voice is an embedding, in which nothing is said"
+            reason = "the voice is an embedding, without words; leave it out"
             raise InvalidSpeakerError("ref_text", reason)
-        new: dict[str, Any] = {**self.given, "updated_at": time.time()}
+        new: dict[str, Any] = {**self.given, "updated_at": now}
         if "ref_text" in new:
             new["ref_text"] = transcript_of_clips(new["ref_text"], record.num_clips)
         if "name" in new:

@@ -1,4 +1,4 @@
-"""The tables of the catalogue, and what SQLite and PostgreSQL say otherwise."""
+"""The tables of the catalogue, and statements that differ between its databases."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from sqlalchemy import (
     text,
 )
 
-# Of the tables below; a catalogue of another version is not opened.
+# Version of the tables below; a catalogue of another version is not opened.
 VERSION = 1
 
 metadata = MetaData()
 
-# Compared and ordered as SQLite does it, by code point: whatever language a server's
-# database has, its order is another one.
+# Compared and ordered by code point, as SQLite does it: a server's database would
+# otherwise use the order of its locale.
 _TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 # SQLite before 3.32 takes 999 parameters at most.
@@ -73,6 +73,7 @@ speaker = Table(
     Column("updated_at", Float),
     Column("clip_starts_json", Text),
     Column("embedding", LargeBinary),
+    Column("precompute", Integer, nullable=False, default=1),
     UniqueConstraint("tenant", "name_key"),
     CheckConstraint("(audio_sha256 IS NULL) <> (embedding IS NULL)"),
     Index("speaker_audio", "audio_sha256"),
@@ -83,8 +84,8 @@ speaker = Table(
     sqlite_autoincrement=True,
 )
 
-# The labels once more, folded, to search by. They go with their speaker's row, of which
-# they repeat what lists are in the order of: a page is read by an index, however many
+# The labels once more, folded, to search by. They are deleted with their speaker's row,
+# and repeat the columns that lists are ordered by: an index reads a page, however many
 # speakers have the label.
 speaker_label = Table(
     "speaker_label",
@@ -99,7 +100,7 @@ speaker_label = Table(
     Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
 )
 
-# Recordings in which somebody consents to being cloned; their audio is stored as that
+# Recordings in which a person consents to being cloned; their audio is stored as that
 # of speakers is.
 consent = Table(
     "consent",
@@ -117,16 +118,16 @@ consent = Table(
     sqlite_autoincrement=True,
 )
 
-# A kind is "audio" or an encoder's fingerprint. ``used_at`` orders the rows of one
-# segment by their last use: microseconds of Unix time, but never less than before.
-# ``object_name`` says where it is in an object store; NULL where a directory has it.
+# An artifact is "audio" or an encoder's fingerprint. ``used_at`` orders the rows of one
+# segment by their last use: microseconds of Unix time, but more than all before.
+# ``object_name`` is its name in an object store; NULL for a file of a directory.
 # ``is_suspect``: the last read of the audio found it missing or damaged.
 stored_file = Table(
     "stored_file",
     metadata,
     _numbered("id"),
     Column("audio_sha256", _TEXT, nullable=False),
-    Column("kind", _TEXT, nullable=False),
+    Column("artifact", _TEXT, nullable=False),
     Column("segment", _TEXT, nullable=False),
     Column("is_audio", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
@@ -134,12 +135,25 @@ stored_file = Table(
     Column("created_at", Float, nullable=False),
     Column("object_name", _TEXT),
     Column("is_suspect", Integer, nullable=False, default=0),
-    UniqueConstraint("audio_sha256", "kind"),
+    UniqueConstraint("audio_sha256", "artifact"),
     Index("stored_file_use", "segment", "is_audio", "used_at"),
     sqlite_autoincrement=True,
 )
 
-# What stored_file adds up to, kept in the same transactions.
+# Encodings of stored audio whose last encode failed. ``next_try``: when another one is
+# worth while, in Unix seconds of the database.
+failed_encode = Table(
+    "failed_encode",
+    metadata,
+    Column("audio_sha256", _TEXT, primary_key=True),
+    Column("artifact", _TEXT, primary_key=True),
+    Column("reason", _TEXT, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    Column("next_try", Float, nullable=False),
+    Index("failed_encode_try", "next_try"),
+)
+
+# Sums over stored_file, updated in the same transactions.
 usage = Table(
     "usage",
     metadata,
@@ -149,8 +163,8 @@ usage = Table(
     Column("num_bytes", BigInteger, nullable=False),
 )
 
-# The same of each tenant's voices and consent recordings. A clip that a tenant has more
-# than once counts once, and one that several have counts for each.
+# Sums over each tenant's voices and consent recordings. A clip that a tenant has more
+# than once counts once, and one that several tenants have counts for each.
 tenant_usage = Table(
     "tenant_usage",
     metadata,
@@ -160,7 +174,7 @@ tenant_usage = Table(
     Column("audio_bytes", BigInteger, nullable=False),
 )
 
-# Whose a registered audio is, and how often: owners are voices and recordings.
+# How many voices and consent recordings (owners) of a tenant have an audio.
 tenant_audio = Table(
     "tenant_audio",
     metadata,
@@ -170,9 +184,9 @@ tenant_audio = Table(
     Column("num_bytes", BigInteger, nullable=False),
 )
 
-# The name is hashed: nothing of a deleted voice is kept but its id, which says nothing.
-# Both are NULL for the audio of a voice that was replaced, which nobody asks for. The
-# address goes with the files.
+# The name is hashed: of a deleted voice only its random id is kept as it was.
+# Both are NULL for the audio of a voice that was replaced: no DELETE looks it up. The
+# address is cleared when the deletion is finished.
 deletion = Table(
     "deletion",
     metadata,
@@ -196,7 +210,7 @@ participant = Table(
     Column("joined_at", Float, nullable=False),
 )
 
-# A participant that has still to delete what it remembers of a deleted voice.
+# A participant that has still to delete a deletion's audio from its memory.
 confirmation = Table(
     "confirmation",
     metadata,
@@ -205,8 +219,20 @@ confirmation = Table(
     Index("confirmation_deletion", "deletion_id"),
 )
 
+# Requests that were done, by their ``Idempotency-Key``. Both hashes are over the key,
+# which is not stored, so they say nothing of a voice that is deleted.
+done_request = Table(
+    "done_request",
+    metadata,
+    Column("key_hash", _TEXT, primary_key=True),
+    Column("request_hash", _TEXT, nullable=False),
+    Column("speaker_id", _TEXT, nullable=False),
+    Column("done_at", Float, nullable=False),
+    Index("done_request_time", "done_at"),
+)
+
 # Files of stock vLLM-Omni that were looked at. ``name_key`` of a deleted voice is
-# the hash of its name; ``deletion_id`` says who has still to remove the file.
+# the hash of its name; ``deletion_id``: the deletion that has to remove the file.
 imported_file = Table(
     "imported_file",
     metadata,
@@ -221,20 +247,20 @@ imported_file = Table(
     Index("imported_file_deletion", "deletion_id"),
 )
 
-# What a catalogue on a server has beside: several machines reach it.
+# Tables that only a catalogue on a server has, which several machines reach.
 on_server = MetaData()
 
-# Whose files its rows are of: one directory's. A row at most.
-home = Table(
-    "home",
+# The directory or bucket that has the files of this catalogue. One row at most.
+binding = Table(
+    "binding",
     on_server,
     Column("catalogue_id", _TEXT, primary_key=True),
     Column("directory_id", _TEXT, nullable=False),
     Column("place", _TEXT, nullable=False),
 )
 
-# Until when a participant is waited for, in Unix seconds of the server's clock, and for
-# how long that is without a renewal.
+# Until when a participant's lease lasts, in Unix seconds of the server's clock, and for
+# how many seconds each renewal extends it.
 lease = Table(
     "lease",
     on_server,
@@ -243,7 +269,7 @@ lease = Table(
     Column("seconds", Float, nullable=False),
 )
 
-# Objects of the bucket that no row of ``stored_file`` names. Nobody uses one from
+# Objects of the bucket that no row of ``stored_file`` names. One may be removed from
 # ``removable_from`` on, in Unix seconds of the server's clock.
 loose_object = Table(
     "loose_object",
@@ -255,7 +281,7 @@ loose_object = Table(
     Index("loose_object_time", "removable_from"),
 )
 
-# Whose turn an encoding is, and until when, by the server's clock.
+# Who holds the turn to encode a key, and until when by the server's clock.
 encode_turn = Table(
     "encode_turn",
     on_server,
@@ -264,8 +290,8 @@ encode_turn = Table(
     Column("until", Float, nullable=False),
 )
 
-# Since when leases have been renewed, by whomsoever, without a gap; by the same clock.
-# A row at most.
+# Since when leases, of any participant, have been renewed without a gap; by the same
+# clock. One row at most.
 renewals = Table(
     "renewals",
     on_server,
@@ -276,7 +302,7 @@ renewals = Table(
 
 
 def stored_version(db: Connection) -> int:
-    """The version of the tables that are there; 0 if there are none."""
+    """Return the version of the stored tables; 0 if there are none."""
     if not inspect(db).has_table(schema_version.name):
         return 0
     return db.execute(select(schema_version.c.version)).scalar_one()
@@ -291,18 +317,18 @@ def create(db: Connection) -> None:
 
 
 def slices(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut a list that becomes parameters into as many as a statement may have."""
+    """Cut a list of parameters into parts, of as many as a statement may have."""
     for start in range(0, len(values), PER_STATEMENT):
         yield values[start : start + PER_STATEMENT]
 
 
 def is_postgres(db: Connection) -> bool:
-    """Whether it is PostgreSQL's; else it is SQLite's."""
+    """Whether the connection is to PostgreSQL; else it is to SQLite."""
     return db.dialect.name == "postgresql"
 
 
 def now(db: Connection) -> float:
-    """Unix seconds: of the server, which all machines have in common, or of ours."""
+    """Return Unix seconds by the server's clock; with SQLite, by this machine's."""
     if not is_postgres(db):
         return time.time()
     query = text("SELECT date_part('epoch', clock_timestamp())")
@@ -310,10 +336,10 @@ def now(db: Connection) -> float:
 
 
 def check_turn(db: Connection) -> None:
-    """See that a write transaction still has its turn, just before a file is removed.
+    """Check that a write transaction still has its turn, before it removes a file.
 
-    A server takes the turn from a process that was frozen for too long: what that had
-    read need not hold any more, and when it goes on it must not act on it.
+    The server takes the turn from a process that was frozen for too long. Others may
+    then change the rows that it has read, so it must not act on them.
 
     Raises: DBAPIError.
     """
@@ -322,7 +348,7 @@ def check_turn(db: Connection) -> None:
 
 
 def problems(db: Connection) -> list[str]:
-    """What is wrong with a file itself; reads it all. A server looks after its own."""
+    """Return what is wrong with SQLite's file, reading all of it; [] for a server."""
     if is_postgres(db):
         return []
     lines = db.execute(text("PRAGMA integrity_check")).scalars()

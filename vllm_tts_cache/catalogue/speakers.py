@@ -10,6 +10,7 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
+    exists,
     func,
     literal_column,
     select,
@@ -32,10 +33,18 @@ from vllm_tts_cache.catalogue.records import (
     pack_embedding,
     unpack_embedding,
 )
-from vllm_tts_cache.catalogue.schema import speaker, speaker_label, stored_file
+from vllm_tts_cache.catalogue.schema import (
+    failed_encode,
+    speaker,
+    speaker_label,
+    stored_file,
+)
 
-_FIELDS = tuple(field.name for field in fields(SpeakerRecord))
-_NOT_A_COLUMN = ("labels", "clip_starts", "identity")
+# Speakers that one statement of `unencoded` looks at: a quarter of a second.
+_LOOKED_AT = 20_000
+
+_FIELDS = SpeakerRecord.__struct_fields__
+_NOT_A_COLUMN = ("labels", "clip_starts", "identity", "idempotency_key")
 _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN)
 
 # The length does not read the embedding.
@@ -43,12 +52,11 @@ _embedding_dim = func.length(speaker.c.embedding, type_=Integer) // literal_colu
     "4", Integer
 )
 # Whole records; see `of_row`.
-RECORDS = select(
-    *(
-        _embedding_dim if field == "embedding_dim" else speaker.c[field]
-        for field in _FIELDS
-    )
-)
+_COLUMNS = [
+    _embedding_dim if field == "embedding_dim" else speaker.c[field]
+    for field in _FIELDS
+]
+RECORDS = select(*_COLUMNS)
 _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.name_key == bindparam("name_key")
 )
@@ -57,53 +65,56 @@ _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
 )
 _SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
-_kinds = (
-    select(func.aggregate_strings(stored_file.c.kind, _SPACE))
+_artifacts = (
+    select(func.aggregate_strings(stored_file.c.artifact, _SPACE))
     .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
     .scalar_subquery()
 )
+_INSERT = speaker.insert().returning(*_COLUMNS)
 _EXPIRED = (
     select(speaker.c.generation)
     .where(speaker.c.expires_at <= bindparam("now"))
     .limit(1)
 )
 _IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID}
-_WITH_KINDS = {
-    column: RECORDS.add_columns(_kinds).where(where) for column, where in _IS.items()
+_BY = {column: RECORDS.where(where) for column, where in _IS.items()}
+_WITH_ARTIFACTS = {
+    column: query.add_columns(_artifacts) for column, query in _BY.items()
 }
 
 
 def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
-    """The row of a name or an id; a name is compared folded."""
+    """Return the record of a name or an id; a name is compared folded."""
     for column, key in keys_of(name):
         where = {"tenant": tenant, column: key}
-        row = db.execute(RECORDS.where(_IS[column]), where).first()
+        row = db.execute(_BY[column], where).first()
         if row is not None:
             return of_row(row)
     return None
 
 
-def find_with_kinds(
+def find_with_artifacts(
     db: Database, tenant: str, name: str
 ) -> tuple[SpeakerRecord, list[str]] | None:
-    """The row of a name or id, and the kinds of files stored for its audio, at once."""
+    """Return a name's or id's record and its audio's artifacts, in one statement."""
     for column, key in keys_of(name):
-        row = db.first_at_once(_WITH_KINDS[column], {"tenant": tenant, column: key})
+        row = db.first_at_once(_WITH_ARTIFACTS[column], {"tenant": tenant, column: key})
         if row is not None:
-            kinds: str = row[-1] or ""
-            return of_row(row[:-1]), kinds.split()
+            artifacts: str = row[-1] or ""
+            return of_row(row[:-1]), artifacts.split()
     return None
 
 
 def replace(
-    db: Connection, new: NewSpeaker, consent_id: str | None = None
+    db: Connection,
+    new: NewSpeaker,
+    old: SpeakerRecord | None,
+    consent_id: str | None = None,
 ) -> SpeakerRecord:
-    """Put the row in the place of the one that has its name, if there is one.
+    """Insert a speaker, in the place and with the id of the one that has its name.
 
-    What is put there keeps the id. That its tenant owns its audio is for whoever stores
-    that, and knows its bytes.
+    The tenant's ownership of the audio is counted by `Writer`, which knows its bytes.
     """
-    old = find_named(db, new.tenant, new.name_key)
     identity = None if old is not None else new.identity
     if identity is not None:  # unless a voice of any tenant has the id
         has_id = speaker.c.speaker_id == identity.public_id
@@ -118,6 +129,7 @@ def replace(
         delete(db, old)
     values: dict[str, Any] = {field: getattr(new, field) for field in _GIVEN}
     values["name_key"] = new.name_key
+    values["precompute"] = int(new.precompute)
     values["speaker_id"] = identity.public_id
     values["updated_at"] = identity.updated_at
     values["consent_id"] = consent_id
@@ -128,17 +140,15 @@ def replace(
     values["search_text"] = searched
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at
-    db.execute(speaker.insert(), values)
+    record = of_row(db.execute(_INSERT, values).one())
     owners.count(db, new.tenant, voices=1)
-    record = find_named(db, new.tenant, new.name_key)
-    assert record is not None  # inserted above, in this transaction
     if new.labels:
         _label(db, record)
     return record
 
 
 def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> None:
-    """Write the columns that are new, of a record that has been changed already."""
+    """Write new values of columns, which ``record`` has already."""
     texts = record.name, record.description, *record.labels.values()
     where = speaker.c.generation == record.generation
     new = {**values, "search_text": search_text(*texts)}
@@ -147,14 +157,14 @@ def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> 
 
 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
-    """The row of a folded name."""
+    """Return the record of a folded name."""
     where = {"tenant": tenant, "name_key": name_key}
-    row = db.execute(RECORDS.where(_IS_NAMED), where).first()
+    row = db.execute(_BY["name_key"], where).first()
     return None if row is None else of_row(row)
 
 
 def delete(db: Connection, record: SpeakerRecord) -> None:
-    """Remove a row and its labels."""
+    """Delete a speaker's row and labels, and take it off its tenant's usage."""
     number = record.generation
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
     db.execute(speaker.delete().where(speaker.c.generation == number))
@@ -164,47 +174,106 @@ def delete(db: Connection, record: SpeakerRecord) -> None:
 
 
 def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
-    """Speakers whose end has come, those that wait longest first."""
+    """Return expired speakers, those with the earliest end first."""
     query = RECORDS.where(speaker.c.expires_at <= now)
     rows = db.execute(query.order_by(speaker.c.expires_at).limit(limit))
     return [of_row(row) for row in rows]
 
 
 def expired_names(db: Connection, now: float, limit: int) -> list[str]:
-    """The names of such speakers; reads no more of them."""
+    """Return the names of expired speakers in that order; reads no records."""
     query = select(speaker.c.name).where(speaker.c.expires_at <= now)
     names = db.execute(query.order_by(speaker.c.expires_at).limit(limit)).scalars()
     return list(names)
 
 
 def have_expired(db: Connection, now: float) -> bool:
-    """Whether there is such a speaker; asked every second, by an index."""
+    """Whether a speaker has expired; run every second, by an index."""
     return db.execute(_EXPIRED, {"now": now}).first() is not None
 
 
+def unencoded(
+    db: Connection, fingerprints: Sequence[str], after: int, limit: int
+) -> list[SpeakerRecord]:
+    """Return speakers to precompute for which not all encodings are stored.
+
+    Args:
+        db: A connection.
+        fingerprints: Of the encoders that may be needed; a speaker that needs fewer is
+            returned as well.
+        after: The generation behind which to begin; the lowest ones come first.
+        limit: How many to return at most; fewer need not be the last. A failed encode
+            that is not worth another try yet leaves its speaker out.
+    """
+    has = stored_file.c.audio_sha256 == speaker.c.audio_sha256
+    of_these = stored_file.c.artifact.in_(fingerprints)
+    num_stored = select(func.count()).where(has, of_these).scalar_subquery()
+    waits = exists().where(
+        failed_encode.c.audio_sha256 == speaker.c.audio_sha256,
+        failed_encode.c.artifact.in_(fingerprints),
+        failed_encode.c.next_try > schema.now(db),
+    )
+    query = RECORDS.where(
+        speaker.c.generation > bindparam("after"),
+        speaker.c.generation <= bindparam("last"),
+        speaker.c.audio_sha256.is_not(None),
+        speaker.c.precompute == 1,
+        num_stored < len(fingerprints),
+        ~waits,
+    )
+    query = query.order_by(speaker.c.generation).limit(limit)
+    newest = last_generation(db)
+    while after < newest:
+        # One statement over a million voices that are all encoded takes longer than
+        # the server lets a statement take.
+        where = {"after": after, "last": after + _LOOKED_AT}
+        if found := [of_row(row) for row in db.execute(query, where)]:
+            return found
+        after += _LOOKED_AT
+    return []
+
+
+def to_retry(
+    db: Connection, fingerprints: Sequence[str], limit: int
+) -> list[SpeakerRecord]:
+    """Return speakers to precompute with a failed encode that is worth another try."""
+    due = select(failed_encode.c.audio_sha256).where(
+        failed_encode.c.artifact.in_(fingerprints),
+        failed_encode.c.next_try <= schema.now(db),
+    )
+    is_due = speaker.c.audio_sha256.in_(due)
+    query = RECORDS.where(is_due, speaker.c.precompute == 1).limit(limit)
+    return [of_row(row) for row in db.execute(query)]
+
+
+def set_precompute(db: Connection, generation: int) -> None:
+    """Set that a speaker is precomputed."""
+    where = speaker.c.generation == generation, speaker.c.precompute == 0
+    db.execute(speaker.update().where(*where).values(precompute=1))
+
+
+def last_generation(db: Connection) -> int:
+    """Return the highest generation; 0 if there is no speaker."""
+    return db.execute(select(func.max(speaker.c.generation))).scalar() or 0
+
+
 def standing_on(db: Connection, consent_id: str, limit: int) -> list[tuple[str, str]]:
-    """Ids and names of speakers that a consent recording is of, some of them."""
+    """Return ids and names of up to ``limit`` speakers with a consent recording."""
     columns = speaker.c.speaker_id, speaker.c.name
     query = select(*columns).where(speaker.c.consent_id == consent_id)
     rows = db.execute(query.order_by(speaker.c.name_key).limit(limit))
     return [(id_, name) for id_, name in rows]
 
 
-def at_least(db: Connection, num_rows: int) -> bool:
-    """Whether there are so many rows, all tenants together; counts no further."""
-    some = select(speaker.c.generation).limit(num_rows).subquery()
-    return db.execute(select(func.count()).select_from(some)).scalar_one() >= num_rows
-
-
 def embedding(db: Connection, generation: int) -> tuple[float, ...] | None:
-    """The embedding that was registered, None if there is none or no such row."""
+    """Return the registered embedding; None if there is none, or no such row."""
     query = select(speaker.c.embedding).where(speaker.c.generation == generation)
     blob = db.execute(query).scalar()
     return None if blob is None else unpack_embedding(blob)
 
 
 def problems(db: Connection) -> list[str]:
-    """What is wrong with the rows; empty if nothing is."""
+    """Return a line for each row that is wrong."""
     query = select(speaker.c.generation, speaker.c.name, speaker.c.name_key)
     return [
         f"speaker {name!r} ({generation}): its key is {name_key!r}"
@@ -214,7 +283,7 @@ def problems(db: Connection) -> list[str]:
 
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
-    """What a row of ``RECORDS`` says."""
+    """Return the record in a row of ``RECORDS``."""
     return SpeakerRecord(**dict(zip(_FIELDS, row, strict=True)))
 
 

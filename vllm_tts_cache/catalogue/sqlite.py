@@ -1,4 +1,4 @@
-"""All that is SQLite's: opening the file, its modes, its locks and its errors."""
+"""What only SQLite needs: opening the file, its modes, its locks and its errors."""
 
 import os
 import sqlite3
@@ -14,21 +14,23 @@ from sqlalchemy.exc import DBAPIError
 from vllm_tts_cache.catalogue import database
 from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
-from vllm_tts_cache.files import FILE_MODE, storage_error
+from vllm_tts_cache.files import FILE_MODE, free_bytes, storage_error
 
 FILE_NAME = "catalogue.sqlite3"
 
 BUSY_SECONDS = 10.0
 # On an event loop; a reader waits only while the file is opened or recovered.
 AT_ONCE_SECONDS = 0.05
-# Another process may be taking over or importing a large directory.
+# Another process may be importing a large directory.
 OPEN_SECONDS = 600.0
 _RETRY_AFTER_SECONDS = 2
+_SHARED_MEMORY_BYTES = 32 << 10
 
 
 # SQLite's result codes that mean something to us; Python names them from 3.11.
-_BUSY, _LOCKED, _CORRUPT, _FULL, _PROTOCOL, _NOTADB = 5, 6, 11, 13, 15, 26
+_BUSY, _LOCKED, _IOERR, _CORRUPT, _FULL, _PROTOCOL, _NOTADB = 5, 6, 10, 11, 13, 15, 26
 _TEXTS = {
+    "disk I/O error": _IOERR,
     "disk is full": _FULL,
     "database is locked": _BUSY,
     "database table is locked": _LOCKED,
@@ -52,16 +54,16 @@ class SqliteFile:
         self.path = path
         self.where = str(path)
         self.reading = _open_engine(path, busy_seconds)
-        self.renewing = self.reading  # nobody has a lease
+        self.renewing = self.reading  # not used, as there are no leases
         self.quick = _open_engine(path, AT_ONCE_SECONDS)
         # IMMEDIATE: what is read before writing must still hold when it is written.
         self.writing = beginning(self.reading, "BEGIN IMMEDIATE")
-        self.writing_long = self.writing  # whose turn `opening` holds
+        self.writing_long = self.writing  # with the same timeout
         self.snapshots = beginning(self.reading, "BEGIN")
 
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
-        """Hold the turn; the file is there, for its owner only."""
+        """Make the file, for its owner only, and hold `opening_lock` inside."""
         # SQLite answers BUSY at once, whatever the timeout, when processes switch a new
         # file to WAL together; so they take turns.
         try:
@@ -76,7 +78,7 @@ class SqliteFile:
             raise meant[0] from meant[1]
 
     def meant_by(self, error: Exception) -> Meaning | None:
-        """What an error means, and the error that may be shown as its cause."""
+        """See `Backend`; SQLite's errors quote no rows and may be shown."""
         if isinstance(error, OSError):
             return storage_error(self.path, error), error
         if isinstance(error, DBAPIError):
@@ -90,14 +92,14 @@ class SqliteFile:
         return None
 
     def has_lost(self, error: Exception) -> bool:  # noqa: ARG002
-        """Whether a connection was lost: a file is not."""
+        """Return False: a connection to a file is not lost."""
         return False
 
     def wipe_log(self) -> bool:
         """Write the log into the file and empty it; False if it was not emptied.
 
-        So long as somebody reads a state of before, the log has to keep what was
-        written since, and that is old pages with what was deleted as well.
+        While a connection reads an earlier state, the log has to keep what was written
+        since, and older versions of pages in it hold deleted rows.
         """
         try:
             with self.quick.connect() as db:
@@ -116,9 +118,9 @@ class SqliteFile:
 
 @contextmanager
 def opening_lock(path: Path) -> Generator[None, None, None]:
-    """Hold the turn to make or open it; it ends with its process.
+    """Hold the lock for making or opening the file; it ends with its process.
 
-    Raises: StorageBusyError: Another process has it for longer than that.
+    Raises: StorageBusyError: Another process has held it for `OPEN_SECONDS`.
     """
     try:
         with FileLock(f"{path}.lock", OPEN_SECONDS, mode=FILE_MODE, is_singleton=False):
@@ -131,6 +133,10 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     code = _code_of(error)
     if code == _FULL:
         return StorageFullError()
+    # SQLite reports an I/O error if there is no space for the index of its log.
+    with suppress(OSError):
+        if code == _IOERR and free_bytes(path.parent) < _SHARED_MEMORY_BYTES:
+            return StorageFullError()
     if code in (_BUSY, _LOCKED, _PROTOCOL):
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""
@@ -145,7 +151,7 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
 def _code_of(error: BaseException) -> int | None:
     """Return SQLite's code for an error; None if it is of the driver's own."""
     if sys.version_info < (3, 11):
-        # All that Python 3.10 tells of SQLite's code, which has not changed these yet.
+        # Python 3.10 gives no code, only SQLite's texts, which have not changed yet.
         reason = str(error)
         return next((code for words, code in _TEXTS.items() if words in reason), None)
     # The code, because SQLite's manual promises no text. What follows its first byte
@@ -155,7 +161,7 @@ def _code_of(error: BaseException) -> int | None:
 
 
 def _open_engine(path: Path, busy_seconds: float) -> Engine:
-    """Connections to one file that wait for others so long, without transactions."""
+    """Return an engine in autocommit whose connections wait so long for locks."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         creator=lambda: _connect(path, busy_seconds),
@@ -173,9 +179,9 @@ def _prepare_file(path: Path) -> None:
     Raises: OSError.
     """
     with suppress(FileExistsError):
-        # Never one that is there: closing it would give up the locks that SQLite has
-        # on it for this process, and the next process that closes the catalogue would
-        # take it for the last, and remove the log under this one's connections.
+        # Never an existing file: closing it would give up the locks that SQLite has on
+        # it for this process, and the next process that closes the catalogue would take
+        # itself for the last, and remove the log under this one's connections.
         new = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         os.close(os.open(path, new, FILE_MODE))
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):

@@ -1,18 +1,37 @@
-"""Rows of the table ``stored_file`` and their sums; the caller has the transaction."""
+"""Rows of ``stored_file`` and their sums; the caller provides the transaction."""
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, RowMapping, bindparam, cast, func, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    RowMapping,
+    bindparam,
+    cast,
+    exists,
+    func,
+    select,
+)
 
-from vllm_tts_cache.catalogue import objects, owners
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
-from vllm_tts_cache.catalogue.schema import slices, speaker, stored_file, usage
+from vllm_tts_cache.catalogue import objects, owners, schema
+from vllm_tts_cache.catalogue.records import AUDIO, Segment
+from vllm_tts_cache.catalogue.schema import (
+    consent,
+    failed_encode,
+    slices,
+    speaker,
+    stored_file,
+    usage,
+)
 
-# At least as many as a family makes encodings of one audio.
+# No family makes more encodings of one audio.
 _ENCODINGS_EACH = 4
+# A failed encode is tried again after a minute, then 4, 16, and 60 each time.
+_RETRY_SECONDS = 60.0
+_MAX_RETRY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +39,13 @@ class StoredFile:
     """A file that is stored, or is to be.
 
     Attributes:
-        kind: ``audio``, or the fingerprint of the encoder that made it.
-        object_name: Where it is in an object store; None for a file of its directory.
+        artifact: ``audio``, or the fingerprint of the encoder that made it.
+        object_name: Its name in an object store; None for a file of a directory.
         is_suspect: Whether the last read of the audio found it missing or damaged.
     """
 
     audio_sha256: str
-    kind: str
+    artifact: str
     segment: Segment
     num_bytes: int
     object_name: str | None = None
@@ -35,102 +54,188 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one segment holds of one kind of file."""
+    """The usage of one segment: of its audio, or of its encodings."""
 
     num_files: int = 0
     num_bytes: int = 0
 
 
 _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
-    stored_file.c.kind == bindparam("of_kind")
+    stored_file.c.artifact == bindparam("of_artifact")
 )
 _ROWS = select(*(stored_file.c[field.name] for field in fields(StoredFile)))
+_IN_SEGMENT = (stored_file.c.segment == bindparam("of_segment")) & (
+    stored_file.c.is_audio == bindparam("of_audio")
+)
+_IS_SUM = (usage.c.segment == bindparam("of_segment")) & (
+    usage.c.is_audio == bindparam("of_audio")
+)
+# What each registration runs is built once: SQLAlchemy takes longer to build one
+# of these statements than SQLite takes to run it.
 _FIND = _ROWS.where(_IS_ROW)
+_OF_AUDIO = _ROWS.where(stored_file.c.audio_sha256 == bindparam("of_sha")).order_by(
+    stored_file.c.id
+)
+_INSERT, _DELETE = stored_file.insert(), stored_file.delete().where(_IS_ROW)
+_DELETE_FAILURES = failed_encode.delete().where(
+    failed_encode.c.audio_sha256 == bindparam("of_sha")
+)
+_DELETE_FAILURE = _DELETE_FAILURES.where(
+    failed_encode.c.artifact == bindparam("of_artifact")
+)
+_NEWEST_USE = select(func.max(stored_file.c.used_at)).where(_IN_SEGMENT)
+_USED = select(usage.c.num_files, usage.c.num_bytes).where(_IS_SUM)
+_ADD = (
+    usage.update()
+    .where(_IS_SUM)
+    .values(
+        num_files=usage.c.num_files + bindparam("more_files"),
+        num_bytes=usage.c.num_bytes + bindparam("more_bytes"),
+    )
+    .returning(usage.c.num_bytes)
+)
+_SINCE = (
+    select(stored_file.c.id, stored_file.c.audio_sha256, stored_file.c.artifact)
+    .where(stored_file.c.id > bindparam("after"), stored_file.c.is_audio == 0)
+    .order_by(stored_file.c.id)
+    .limit(bindparam("most"))
+)
 
 
-def find(db: Connection, audio_sha256: str, kind: str) -> StoredFile | None:
-    """The row of one file."""
-    where = {"of_sha": audio_sha256, "of_kind": kind}
+def find(db: Connection, audio_sha256: str, artifact: str) -> StoredFile | None:
+    """Return the row of one file; None if it is not stored."""
+    where = {"of_sha": audio_sha256, "of_artifact": artifact}
     row = db.execute(_FIND, where).mappings().first()
     return None if row is None else _file(row)
 
 
 def of_audio(db: Connection, audio_sha256: str) -> list[StoredFile]:
-    """The rows of an audio and its encodings, in the order in which they came."""
-    where = stored_file.c.audio_sha256 == audio_sha256
-    query = _ROWS.where(where).order_by(stored_file.c.id)
-    return [_file(row) for row in db.execute(query).mappings()]
+    """Return the rows of an audio and its encodings, in the order of insertion."""
+    rows = db.execute(_OF_AUDIO, {"of_sha": audio_sha256})
+    return [_file(row) for row in rows.mappings()]
 
 
 def between(db: Connection, first: str, last: str) -> list[StoredFile]:
-    """The rows whose address is at least ``first`` and less than ``last``."""
+    """Return rows whose address is at least ``first`` and less than ``last``."""
     sha = stored_file.c.audio_sha256
     query = _ROWS.where(sha >= first, sha < last)
     return [_file(row) for row in db.execute(query).mappings()]
 
 
+def unowned(db: Connection, first: str, last: str) -> set[str]:
+    """Return addresses in that range that count as registered and have no owner."""
+    sha = stored_file.c.audio_sha256
+    query = (
+        select(sha)
+        .distinct()
+        .where(
+            sha >= first,
+            sha < last,
+            stored_file.c.segment == Segment.REGISTERED.value,
+            ~exists().where(speaker.c.audio_sha256 == sha),
+            ~exists().where(consent.c.audio_sha256 == sha),
+        )
+    )
+    return set(db.execute(query).scalars())
+
+
 def prefixes(db: Connection) -> set[str]:
-    """The first two digits of all addresses; reads an index once through."""
+    """Return the first two digits of all addresses; reads an index once through."""
     query = select(func.substr(stored_file.c.audio_sha256, 1, 2)).distinct()
     return set(db.execute(query).scalars())
 
 
-def kinds(db: Connection, audio_sha256s: Sequence[str]) -> dict[str, set[str]]:
-    """Which kinds are stored of each audio."""
+def artifacts(db: Connection, audio_sha256s: Sequence[str]) -> dict[str, set[str]]:
+    """Return which artifacts are stored of each audio."""
     found: dict[str, set[str]] = {sha: set() for sha in audio_sha256s}
-    columns = select(stored_file.c.audio_sha256, stored_file.c.kind)
+    columns = select(stored_file.c.audio_sha256, stored_file.c.artifact)
     for some in slices(list(found)):
         query = columns.where(stored_file.c.audio_sha256.in_(some))
-        for sha, kind in db.execute(query):
-            found[sha].add(kind)
+        for sha, artifact in db.execute(query):
+            found[sha].add(artifact)
     return found
 
 
-def put(db: Connection, file: StoredFile, used_at: int | None = None) -> None:
-    """Insert the file's row in the place of the one of its address and kind.
+def put(db: Connection, file: StoredFile, used_at: int | None = None) -> int:
+    """Insert the file's row in the place of the one of its address and artifact.
 
-    Its number is a new one, so that who asks what came since sees it.
+    Its id is a new one, so that `since` returns it. Returns how many bytes the audio,
+    or the encodings, of its segment have with it.
     """
-    remove(db, file.audio_sha256, [file.kind])
-    is_audio = int(file.kind == AUDIO_KIND)
+    if (replaced := find(db, file.audio_sha256, file.artifact)) is not None:
+        _remove(db, replaced)
+    is_audio = int(file.artifact == AUDIO)
     if used_at is None:
         used_at = _next_use(db, file.segment, is_audio)
     row = asdict(file) | {"segment": file.segment.value, "is_audio": is_audio}
     row["is_suspect"] = int(file.is_suspect)
     times = {"used_at": used_at, "created_at": time.time()}
-    db.execute(stored_file.insert(), row | times)
-    _count(db, file.segment, is_audio, 1, file.num_bytes)
+    db.execute(_INSERT, row | times)
+    if not is_audio:
+        where = {"of_sha": file.audio_sha256, "of_artifact": file.artifact}
+        db.execute(_DELETE_FAILURE, where)
+    return _count(db, file.segment, is_audio, 1, file.num_bytes)
 
 
 def remove(
-    db: Connection, audio_sha256: str, kinds: Iterable[str] | None = None
+    db: Connection, audio_sha256: str, artifacts: Iterable[str] | None = None
 ) -> list[StoredFile]:
-    """Delete the rows of an audio, or only those kinds of it; return what they were.
+    """Delete the rows of an audio, or those of some artifacts; return what they were.
 
-    Their objects are nobody's from then on, and are removed once that is committed.
+    Their objects become loose, and are removed once the transaction is committed.
     """
     gone = of_audio(db, audio_sha256)
-    if kinds is not None:
-        chosen = set(kinds)
-        gone = [file for file in gone if file.kind in chosen]
+    if artifacts is not None:
+        chosen = set(artifacts)
+        gone = [file for file in gone if file.artifact in chosen]
     for file in gone:
-        where = {"of_sha": file.audio_sha256, "of_kind": file.kind}
-        db.execute(stored_file.delete().where(_IS_ROW), where)
-        _count(db, file.segment, int(file.kind == AUDIO_KIND), -1, -file.num_bytes)
-        if file.object_name is not None:
-            objects.let_go(db, file.object_name, audio_sha256)
+        _remove(db, file)
     return gone
 
 
+def _remove(db: Connection, file: StoredFile) -> None:
+    sha = file.audio_sha256
+    db.execute(_DELETE, {"of_sha": sha, "of_artifact": file.artifact})
+    _count(db, file.segment, int(file.artifact == AUDIO), -1, -file.num_bytes)
+    if file.object_name is not None:
+        objects.release(db, file.object_name, sha)
+    if file.artifact == AUDIO:
+        db.execute(_DELETE_FAILURES, {"of_sha": sha})
+
+
+def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
+    """Store that an encode failed, and when it is worth another try.
+
+    Writes nothing if the audio is not stored (any more).
+    """
+    if find(db, audio_sha256, AUDIO) is None:
+        return
+    key = {"audio_sha256": audio_sha256, "artifact": artifact}
+    where = [failed_encode.c[name] == value for name, value in key.items()]
+    num_before = db.execute(select(failed_encode.c.num_attempts).where(*where)).scalar()
+    num_attempts = 1 + (num_before or 0)
+    wait_seconds = min(_RETRY_SECONDS * 4 ** (num_attempts - 1), _MAX_RETRY_SECONDS)
+    db.execute(_DELETE_FAILURE, {"of_sha": audio_sha256, "of_artifact": artifact})
+    row = {"num_attempts": num_attempts, "next_try": schema.now(db) + wait_seconds}
+    db.execute(failed_encode.insert(), {**key, **row, "reason": reason})
+
+
+def failures(db: Connection, audio_sha256: str) -> dict[str, str]:
+    """Return why encodes of an audio failed last, by the encoder's fingerprint."""
+    columns = failed_encode.c.artifact, failed_encode.c.reason
+    query = select(*columns).where(failed_encode.c.audio_sha256 == audio_sha256)
+    return dict(db.execute(query).tuples().all())
+
+
 def remove_unowned(db: Connection, audio_sha256: str | None) -> None:
-    """Delete the rows of an audio that is nobody's any more; None is no audio."""
+    """Delete the rows of an audio without owners; with None it does nothing."""
     if audio_sha256 is not None and not owners.is_owned(db, audio_sha256):
         remove(db, audio_sha256)
 
 
 def suspect(db: Connection, audio_sha256: str, is_suspect: bool) -> None:
     """Note whether the last read of an audio found it missing or damaged."""
-    where = {"of_sha": audio_sha256, "of_kind": AUDIO_KIND}
+    where = {"of_sha": audio_sha256, "of_artifact": AUDIO}
     values = {"is_suspect": int(is_suspect)}
     db.execute(stored_file.update().where(_IS_ROW).values(**values), where)
 
@@ -140,8 +245,8 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
     for file in of_audio(db, audio_sha256):
         if file.segment is segment:
             continue
-        is_audio = int(file.kind == AUDIO_KIND)
-        where = {"of_sha": audio_sha256, "of_kind": file.kind}
+        is_audio = int(file.artifact == AUDIO)
+        where = {"of_sha": audio_sha256, "of_artifact": file.artifact}
         values = {"segment": segment.value, "used_at": _next_use(db, segment, is_audio)}
         db.execute(stored_file.update().where(_IS_ROW).values(**values), where)
         _count(db, file.segment, is_audio, -1, -file.num_bytes)
@@ -149,7 +254,7 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
 
 
 def touch(db: Connection, audio_sha256s: Iterable[str]) -> None:
-    """Count as used now what is stored of these audios."""
+    """Set the last use of these audios and their encodings to now."""
     now = {
         (segment, is_audio): _next_use(db, segment, is_audio)
         for segment in Segment
@@ -166,18 +271,16 @@ def touch(db: Connection, audio_sha256s: Iterable[str]) -> None:
 
 
 def used(db: Connection, segment: Segment, *, is_audio: bool) -> Usage:
-    """What a segment holds; reads one row."""
-    query = select(usage.c.num_files, usage.c.num_bytes).where(
-        usage.c.segment == segment.value, usage.c.is_audio == int(is_audio)
-    )
-    row = db.execute(query).first()
+    """Return the usage of a segment's audio or encodings; reads one row."""
+    where = {"of_segment": segment.value, "of_audio": int(is_audio)}
+    row = db.execute(_USED, where).first()
     return Usage() if row is None else Usage(*row)
 
 
 def oldest(
     db: Connection, segment: Segment, is_audio: bool, *, limit: int
 ) -> list[StoredFile]:
-    """Files of a segment, least recently used first."""
+    """Return files of a segment, least recently used first."""
     query = (
         _ROWS.where(
             stored_file.c.segment == segment.value,
@@ -190,24 +293,18 @@ def oldest(
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:
-    """Encodings stored after a number: (number, audio, encoder), in that order."""
-    columns = stored_file.c.id, stored_file.c.audio_sha256, stored_file.c.kind
-    query = (
-        select(*columns)
-        .where(stored_file.c.id > file_id, stored_file.c.is_audio == 0)
-        .order_by(stored_file.c.id)
-        .limit(limit)
-    )
-    return [(number, sha, kind) for number, sha, kind in db.execute(query)]
+    """Return encodings after a row's id: (id, audio, encoder fingerprint), by id."""
+    rows = db.execute(_SINCE, {"after": file_id, "most": limit})
+    return [(number, sha, artifact) for number, sha, artifact in rows]
 
 
 def last_id(db: Connection) -> int:
-    """The number of the newest row; 0 if there is none."""
+    """Return the id of the newest row; 0 if there is none."""
     return db.execute(select(func.max(stored_file.c.id))).scalar() or 0
 
 
 def sums(db: Connection) -> dict[tuple[str, int], Usage]:
-    """What ``usage`` must say, added up from all rows."""
+    """Return what ``usage`` must hold, summed over all rows."""
     group = stored_file.c.segment, stored_file.c.is_audio
     # PostgreSQL adds whole numbers up to a decimal one.
     num_bytes = cast(func.sum(stored_file.c.num_bytes), BigInteger)
@@ -217,7 +314,7 @@ def sums(db: Connection) -> dict[tuple[str, int], Usage]:
 
 
 def usage_problems(db: Connection) -> list[str]:
-    """Where ``usage`` differs from the rows."""
+    """Return a line for each difference of ``usage`` from the rows."""
     found = db.execute(select(usage)).all()
     kept = {(s, a): Usage(files, size) for s, a, files, size in found}
     real = sums(db)
@@ -230,7 +327,7 @@ def usage_problems(db: Connection) -> list[str]:
 
 
 def repair_usage(db: Connection) -> None:
-    """Make ``usage`` say what the rows add up to."""
+    """Rebuild ``usage`` from the rows."""
     db.execute(usage.delete())
     for (segment, is_audio), total in sums(db).items():
         _count(db, Segment(segment), is_audio, total.num_files, total.num_bytes)
@@ -238,28 +335,28 @@ def repair_usage(db: Connection) -> None:
 
 def _count(
     db: Connection, segment: Segment, is_audio: int, num_files: int, num_bytes: int
-) -> None:
-    where = usage.c.segment == segment.value, usage.c.is_audio == is_audio
-    values = {
-        "num_files": usage.c.num_files + num_files,
-        "num_bytes": usage.c.num_bytes + num_bytes,
+) -> int:
+    """Add to a sum of ``usage``; return its bytes."""
+    where = {"of_segment": segment.value, "of_audio": is_audio}
+    more = {"more_files": num_files, "more_bytes": num_bytes}
+    total: int | None = db.execute(_ADD, where | more).scalar()
+    if total is not None:
+        return total
+    row = {
+        "segment": segment.value,
+        "is_audio": is_audio,
+        "num_files": num_files,
+        "num_bytes": num_bytes,
     }
-    if db.execute(usage.update().where(*where).values(**values)).rowcount == 0:
-        row = {
-            "segment": segment.value,
-            "is_audio": is_audio,
-            "num_files": num_files,
-            "num_bytes": num_bytes,
-        }
-        db.execute(usage.insert(), row)
+    db.execute(usage.insert(), row)
+    return num_bytes
 
 
 def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
-    """A time that is later than every use before, wherever the clock was set to."""
-    newest = select(func.max(stored_file.c.used_at)).where(
-        stored_file.c.segment == segment.value, stored_file.c.is_audio == is_audio
-    )
-    return max(time.time_ns() // 1000, (db.execute(newest).scalar() or 0) + 1)
+    """Return a time after every use before, even if the clock was set back."""
+    where = {"of_segment": segment.value, "of_audio": is_audio}
+    newest = db.execute(_NEWEST_USE, where).scalar() or 0
+    return max(time.time_ns() // 1000, newest + 1)
 
 
 def _file(row: RowMapping) -> StoredFile:
@@ -270,10 +367,10 @@ def _file(row: RowMapping) -> StoredFile:
 
 
 def last_used_speakers(db: Connection, limit: int) -> list[tuple[str, str]]:
-    """Tenants and names of speakers whose encodings were used or made last.
+    """Return tenants and names of speakers whose encodings were used or made last.
 
-    The last one comes first. Of several speakers of one audio it is the newest: which
-    of them spoke is not known.
+    The last one comes first. Of several speakers with one audio only the newest is
+    returned: which of them spoke is not known.
     """
     query = (
         select(stored_file.c.audio_sha256)

@@ -9,7 +9,7 @@ from vllm_tts_cache import Patch, patch_once
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.speaker.family import families
 
-# What of the host is replaced in the API process.
+# What of the host we replace in the API process.
 PATCHES = (
     Patch(
         "vllm_omni.entrypoints.openai.api_server",
@@ -20,16 +20,16 @@ PATCHES = (
     Patch(
         "vllm_omni.entrypoints.openai.api_server",
         "serve_http",
-        "The host stops its engine before its requests have ended, and serves tenants "
-        "routes that know none.",
-        until="the host drains its requests first, and lets a plugin close routes",
+        "The host stops its engine before its requests have ended, bounds no header, "
+        "and opens routes to tenants that do not know of tenants.",
+        until="the host drains its requests first, bounds heads and can close routes",
     ),
     Patch(
         "vllm_omni.engine.orchestrator.OrchestratorBase",
         "_handle_collective_rpc",
-        "The host calls workers one by one and without an end: one in a long step, or "
+        "The host calls workers one by one, without a timeout: one in a long step, or "
         "on a machine that is gone, holds up requests that have nothing to do with it.",
-        until="the host keeps the timeouts of calls, and goes on beside them",
+        until="the host applies calls' timeouts, and handles messages beside them",
     ),
     Patch(
         "vllm_omni.engine.orchestrator.OrchestratorBase",
@@ -42,14 +42,14 @@ PATCHES = (
         "vllm_omni.engine.async_omni_engine.AsyncOmniEngine",
         "_create_orchestrator",
         "The host looks for outputs every millisecond, a fifth of a core. It can wait "
-        "for them, and does for Qwen3-TTS alone; the tests of our families run so.",
+        "for them, and does so for Qwen3-TTS only; our families are tested with it.",
         until="0.32, which waits by itself",
     ),
     Patch(
         "vllm_omni.entrypoints.async_omni.AsyncOmni",
         "generate shutdown",
-        "Of the one engine client: other routes hand on to a talker what only adapters "
-        "may say; and as for `serve_http`.",
+        "Other routes hand on to a talker what only adapters may set; `shutdown` is "
+        "replaced for the same reason as `serve_http`.",
         until="the host checks what its chat hands on, and drains its requests",
     ),
     Patch(
@@ -82,7 +82,7 @@ def attach() -> None:
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
         return
     settings = load_settings()
-    # What is wrong with the file is said now, and not when the model is loaded.
+    # Read here, so that an error in the file is raised before the model is loaded.
     TenantKeys(settings.tenants_file)
 
     def serving(host: Any) -> Any:
@@ -102,7 +102,7 @@ def attach() -> None:
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():
-        if not family.pipelines:  # those have none of the host's, see `diffusion`
+        if not family.pipelines:  # the host has none for them, see `diffusion`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
     ours = [host_surface.router, *routers()]

@@ -11,7 +11,7 @@ from vllm_tts_cache.speaker.wire import DecoderStats, Deleted
 from vllm_tts_cache.store.memory import Budget, LruSegment
 
 # A request with a prompt may reach the decoder after its voice was deleted, so no state
-# of that voice is stored for this long. It may be registered again.
+# of that voice is stored for this long; later the voice may be registered again.
 DELETED_SECONDS = 600.0
 # With more deleted voices than this, no state of any voice is stored.
 _MAX_DELETED = 4096
@@ -26,16 +26,20 @@ class DecoderState:
 
 
 class DecoderStates:
-    """An LRU cache of states by content, for the thread of one stage."""
+    """An LRU cache of states by audio and input; for the thread of one stage.
+
+    Attributes:
+        num_calls: How often each method of the RPC was called.
+    """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._states = LruSegment[tuple[str, str], DecoderState](Budget(max_bytes))
-        # Until when no state is stored: of a voice, and of all.
+        # Clock times until which no state of a voice, or of any voice, is stored.
         self._deleted: OrderedDict[str, float] = OrderedDict()
         self._all_deleted = 0.0
         self._worker_id = uuid.uuid4().hex
-        self._num_calls: Counter[str] = Counter()
+        self.num_calls: Counter[str] = Counter()
 
     def get(
         self, audio_sha256: str | None, digest: str, make: Callable[[], DecoderState]
@@ -43,8 +47,8 @@ class DecoderStates:
         """Return a state, made if it is not stored.
 
         Args:
-            audio_sha256: Of a registered voice; None for one whose state is not stored.
-            digest: Of the input of `make`.
+            audio_sha256: Of the registered voice; None if no state is to be stored.
+            digest: Hash of the input of `make`.
             make: Computes the state.
         """
         key = (audio_sha256 or "", digest)
@@ -54,14 +58,14 @@ class DecoderStates:
             return state.value
         state = make()
         self._states.misses += 1
-        if audio_sha256 is not None and self._states.fits(state):
+        if audio_sha256 is not None:
             deleted_until = self._deleted.get(audio_sha256, 0.0)
             if self._clock() >= max(self._all_deleted, deleted_until):
                 self._states.add(key, state)
         return state.value
 
     def delete(self, audio_sha256s: Collection[str]) -> Deleted:
-        """Delete states, and store none of these voices for `DELETED_SECONDS`."""
+        """Delete the states of these audios, and store none for `DELETED_SECONDS`."""
         until = self._clock() + DELETED_SECONDS
         for sha in audio_sha256s:
             self._deleted[sha] = until
@@ -85,12 +89,8 @@ class DecoderStates:
         """Delete all states, and return their number; later ones are stored."""
         return self._states.clear()
 
-    def count_call(self, method: str) -> None:
-        """Count an RPC."""
-        self._num_calls[method] += 1
-
     def stats(self, rank: int) -> DecoderStats:
-        """Return counters and sizes, of the worker of this rank."""
+        """Return counters and sizes, under the rank of this worker."""
         stats = self._states.stats()
         return DecoderStats(
             rank=rank,
@@ -100,6 +100,6 @@ class DecoderStates:
             hits=stats.hits,
             made=stats.misses,
             evictions=stats.evictions,
-            rpc_calls=dict(self._num_calls),
+            rpc_calls=dict(self.num_calls),
             worker_id=self._worker_id,
         )

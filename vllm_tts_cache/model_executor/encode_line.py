@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -10,39 +10,37 @@ from typing import Any
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.speaker.wire import (
-    DURATION_BOUNDS_SECONDS,
-    Durations,
-    EncodeTimes,
-    JobState,
-)
+from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store.encoding import EncodingKey
 
-# After so many jobs that requests wait for, one that nobody waits for has its turn.
+# After so many urgent jobs, one that no request waits for has its turn.
 MAX_URGENT_IN_A_ROW = 8
 
-Flow = tuple[str, Segment]  # a tenant, and what its jobs are of
+Flow = tuple[str, Segment]  # a tenant, and the segment of its jobs
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EncodeJob:
-    """One encoder on one audio, for all clients that want it.
+    """One encode of one audio, for all clients that want it.
 
     Attributes:
-        flows: For whom it waits; it is encoded in the turn of the first of them.
+        flows: Those that it waits in; it is encoded in the first turn of any.
+        segment: Whose budget the encoding counts against: that of registered voices if
+            it waits for one.
         is_urgent: Whether a request waits for it, and not only a precompute.
         is_forced: Whether it is encoded although the encoding is stored.
         is_in_memory: Whether the encoding exists, and only its file is missing.
-        wanted_by: Of each want the id of its client and its own.
+        wanted_by: The client's id and the want's id of each want.
         queued_at: When it was wanted first, on the queue's clock.
         began_at: When the encode thread took it; None while it waits.
-        not_before: When it may be looked at again, after another process had it.
-        aside_since: When another process was first seen to have it.
+        not_before: When to try again, if another process has the turn of its key.
+        aside_since: When another process was first seen to have that turn.
     """
 
     key: EncodingKey
     encoder_name: str
     flows: set[Flow]
+    segment: Segment
     is_urgent: bool = False
     is_forced: bool = False
     is_in_memory: bool = False
@@ -52,15 +50,11 @@ class EncodeJob:
     not_before: float = 0.0
     aside_since: float | None = None
 
-    @property
-    def segment(self) -> Segment:
-        """Whose budget the encoding counts against."""
-        is_voice = any(segment is Segment.REGISTERED for _, segment in self.flows)
-        return Segment.REGISTERED if is_voice else Segment.INLINE
-
     def join(self, other: "EncodeJob") -> None:
-        """Take in what another client wants of the same key."""
+        """Add the wants of another job with the same key."""
         self.flows |= other.flows
+        if other.segment is Segment.REGISTERED:
+            self.segment = other.segment
         self.is_urgent |= other.is_urgent
         self.is_forced |= other.is_forced
         self.wanted_by |= other.wanted_by
@@ -68,21 +62,21 @@ class EncodeJob:
 
 @dataclass(slots=True, eq=False)
 class ThreadCall:
-    """Something else that is done on the thread, and that somebody waits for."""
+    """A function for the encode thread to call, whose result its caller waits for."""
 
     act: Callable[[], Any]
     done: "futures.Future[Any]" = field(default_factory=futures.Future)
 
     def run(self) -> None:
-        """Do it, and have whoever waits go on."""
+        """Call the function, and give its result or error to the caller."""
         try:
             self.done.set_result(self.act())
-        except BaseException as exc:  # noqa: BLE001  whoever waits gets it
+        except BaseException as exc:  # noqa: BLE001  the caller gets it
             is_error = isinstance(exc, Exception)
             self.done.set_exception(exc if is_error else EncodeError(repr(exc)))
 
     def give_up(self) -> None:
-        """Have whoever waits go on without it."""
+        """Raise an EncodeError in the caller, and do not call the function."""
         self.done.set_exception(EncodeError("the encode thread is closed"))
 
 
@@ -90,8 +84,8 @@ class WaitingLine:
     """Jobs that wait, one a key, in the order of turns. Not thread-safe.
 
     Tenants take turns, and within a tenant its registered voices and inline clips do:
-    many of either hold up the other, and another tenant, by one job. Nothing takes
-    longer with more jobs but what says so.
+    many of either hold up the other, and another tenant, by one job. Only `audios`
+    takes longer with more jobs.
 
     Args:
         max_inline: Inline jobs that may wait at a time.
@@ -99,191 +93,164 @@ class WaitingLine:
 
     def __init__(self, max_inline: int):
         self._max_inline = max_inline
-        self._jobs: dict[str, dict[str, EncodeJob]] = {}  # by audio and fingerprint
+        self._jobs: dict[EncodingKey, EncodeJob] = {}
+        self._of_audio = defaultdict[str, set[EncodingKey]](set)
+        self._inline = set[EncodingKey]()
         self._aside: dict[EncodingKey, EncodeJob] = {}
         # Urgent ones and others: flows in the order of their turns, jobs as they came.
         self._lanes: dict[bool, OrderedDict[Flow, dict[EncodingKey, EncodeJob]]] = {
             True: OrderedDict(),
             False: OrderedDict(),
         }
-        self._num_waiting = Counter[Segment]()
         self._num_urgent_in_a_row = 0
 
-    def __len__(self) -> int:
-        """Jobs that wait."""
-        return self._num_waiting.total()
-
-    def num_waiting(self, segment: Segment) -> int:
-        """Jobs of the segment that wait."""
-        return self._num_waiting[segment]
+    def num_waiting(self) -> dict[Segment, int]:
+        """Return how many jobs wait, by segment."""
+        num_inline = len(self._inline)
+        num_registered = len(self._jobs) - num_inline
+        return {Segment.REGISTERED: num_registered, Segment.INLINE: num_inline}
 
     def get(self, key: EncodingKey) -> EncodeJob | None:
         """Return the key's job, if it waits."""
-        return self._jobs.get(key.audio_sha256, {}).get(key.encoder_fingerprint)
+        return self._jobs.get(key)
 
     def of_audio(self, audio_sha256: str) -> list[EncodeJob]:
         """Return the jobs of an audio that wait."""
-        return list(self._jobs.get(audio_sha256, {}).values())
+        return [self._jobs[key] for key in self._of_audio.get(audio_sha256, ())]
 
     def audios(self) -> set[str]:
-        """The audios of all jobs that wait: takes longer with more of them."""
-        return set(self._jobs)
+        """Return the audios of all jobs that wait; takes longer with more of them."""
+        return set(self._of_audio)
 
     def add(self, job: EncodeJob) -> EncodeJob | None:
         """Put a job behind those of its flow, or join the one of its key.
 
         Returns: The job that waits; None if as many inline jobs wait as may.
         """
-        if (waiting := self.get(job.key)) is None:
+        if (waiting := self._jobs.get(job.key)) is None:
             is_inline = job.segment is Segment.INLINE
-            if is_inline and self._num_waiting[Segment.INLINE] >= self._max_inline:
+            if is_inline and len(self._inline) >= self._max_inline:
                 return None
-            self._keep(job)
-            self._place(job)
-            return job
-        is_aside = job.key in self._aside
-        if job.is_urgent and not waiting.is_urgent and not is_aside:
-            self._take_out(waiting)
-        self._num_waiting[waiting.segment] -= 1
-        waiting.join(job)
-        self._num_waiting[waiting.segment] += 1
-        if not is_aside:
-            self._place(waiting)
+            waiting = job
+        else:
+            is_aside = job.key in self._aside
+            if job.is_urgent and not waiting.is_urgent and not is_aside:
+                self.remove(waiting)  # `_put` adds it to the urgent lane
+            waiting.join(job)
+        self._put(waiting)
         return waiting
 
     def put_aside(self, job: EncodeJob) -> None:
         """Have a job that was popped wait until its ``not_before``."""
-        self._keep(job)
         self._aside[job.key] = job
+        self._put(job)
 
-    def pop(self, now: float) -> EncodeJob | None:
+    def pop(self, now: float, *, only_urgent: bool = False) -> EncodeJob | float | None:
         """Take the next job that may begin.
 
         Args:
             now: On the queue's clock.
+            only_urgent: Whether it must be one that a request waits for.
+
+        Returns: If there is none, the seconds until one that was put aside may begin;
+            None if none was.
         """
-        for job in self._aside.values():  # as many as other processes have in hand
-            if job.not_before <= now:
+        for job in self._aside.values():  # as many as other processes encode now
+            if job.not_before <= now and job.is_urgent >= only_urgent:
                 self.remove(job)
                 return job
         are_due = self._num_urgent_in_a_row < MAX_URGENT_IN_A_ROW
-        for is_urgent in (are_due, not are_due):
+        for is_urgent in (True,) if only_urgent else (are_due, not are_due):
             if lane := self._lanes[is_urgent]:
                 in_a_row = self._num_urgent_in_a_row + 1
                 self._num_urgent_in_a_row = in_a_row if is_urgent else 0
-                job = _take_turn(lane)
+                tenant, segment = turn = next(iter(lane))
+                job = next(iter(lane[turn].values()))
+                # The next turn is another tenant's, or the other flow's.
+                others = [(tenant, other) for other in Segment if other is not segment]
+                for flow in filter(lane.__contains__, [*others, turn]):
+                    lane.move_to_end(flow)
                 self.remove(job)
                 return job
-        return None
-
-    def seconds_until_next(self, now: float) -> float | None:
-        """Seconds until `pop` may find what it does not find now; None if no job."""
-        waits = (job.not_before - now for job in self._aside.values())
-        return max(0.0, min(waits)) if self._aside else None
+        waits = [job.not_before - now for job in self._aside.values()]
+        return max(0.0, min(waits)) if waits else None
 
     def remove(self, job: EncodeJob) -> None:
         """Remove a job that waits."""
-        self._num_waiting[job.segment] -= 1
-        of_audio = self._jobs[job.key.audio_sha256]
-        del of_audio[job.key.encoder_fingerprint]
+        key, of_audio = job.key, self._of_audio[job.key.audio_sha256]
+        del self._jobs[key]
+        of_audio.remove(key)
         if not of_audio:
-            del self._jobs[job.key.audio_sha256]
-        if self._aside.pop(job.key, None) is None:
-            self._take_out(job)
+            del self._of_audio[key.audio_sha256]
+        self._inline.discard(key)
+        if self._aside.pop(key, None) is None:
+            lane = self._lanes[job.is_urgent]
+            for flow in job.flows:
+                del lane[flow][key]
+                if not lane[flow]:
+                    del lane[flow]
 
-    def _keep(self, job: EncodeJob) -> None:
-        of_audio = self._jobs.setdefault(job.key.audio_sha256, {})
-        of_audio[job.key.encoder_fingerprint] = job
-        self._num_waiting[job.segment] += 1
-
-    def _place(self, job: EncodeJob) -> None:
-        """Put a job at the end of each flow that it is not in."""
-        for flow in job.flows:
-            self._lanes[job.is_urgent].setdefault(flow, {})[job.key] = job
-
-    def _take_out(self, job: EncodeJob) -> None:
-        lane = self._lanes[job.is_urgent]
-        for flow in job.flows:
-            del lane[flow][job.key]
-            if not lane[flow]:
-                del lane[flow]
-
-
-def _take_turn(lane: OrderedDict[Flow, dict[EncodingKey, EncodeJob]]) -> EncodeJob:
-    """Return the first job; the next turn is another tenant's, or the other flow's."""
-    tenant, segment = turn = next(iter(lane))
-    others = [(tenant, other) for other in Segment if other is not segment]
-    for flow in filter(lane.__contains__, [*others, turn]):
-        lane.move_to_end(flow)
-    return next(iter(lane[turn].values()))
+    def _put(self, job: EncodeJob) -> None:
+        """Add a job; unless aside, at the end of each of its flows where it is new."""
+        self._jobs[job.key] = job
+        self._of_audio[job.key.audio_sha256].add(job.key)
+        if job.segment is Segment.INLINE:
+            self._inline.add(job.key)
+        else:
+            self._inline.discard(job.key)
+        if job.key not in self._aside:
+            for flow in job.flows:
+                self._lanes[job.is_urgent].setdefault(flow, {})[job.key] = job
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a key is."""
+    """How far the encoding of a key is."""
 
-    state: JobState
+    state: wire.JobState
     reason: str = ""
     encoding_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class _Counted:
-    counts: list[int] = field(
-        default_factory=lambda: [0] * (len(DURATION_BOUNDS_SECONDS) + 1)
-    )
-    total_seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        # A bound counts what is as long as it.
-        self.counts[bisect_left(DURATION_BOUNDS_SECONDS, seconds)] += 1
-        self.total_seconds += seconds
-
-    def to_wire(self) -> Durations:
-        return Durations(counts=list(self.counts), total_seconds=self.total_seconds)
-
-
 class EncodeClock:
-    """Counts encodes by encoder and segment since the start; any thread may ask."""
+    """Counts encodes by encoder and segment since the start; any thread may ask.
+
+    Attributes:
+        num_failed: Failed encodes, by encoder.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._encode: dict[tuple[str, Segment], _Counted] = {}
-        self._queue: dict[tuple[str, Segment], _Counted] = {}
-        self._num_failed: Counter[str] = Counter()
+        # By encoder, segment and what took so long; counts by the duration's class too.
+        self._seconds = defaultdict[tuple[str, Segment, str], float](float)
+        self._counts = Counter[tuple[str, Segment, str, int]]()
+        self.num_failed = Counter[str]()
 
-    def add(
-        self,
-        encoder: str,
-        segment: Segment,
-        *,
-        encode_seconds: float,
-        queue_seconds: float,
-    ) -> None:
-        """Count an encode that went well."""
+    def add(self, job: EncodeJob, encode_seconds: float, queue_seconds: float) -> None:
+        """Count a successful encode, and how long its job waited before."""
         with self._lock:
-            key = encoder, segment
-            self._encode.setdefault(key, _Counted()).add(encode_seconds)
-            self._queue.setdefault(key, _Counted()).add(queue_seconds)
+            for what, seconds in ("encode", encode_seconds), ("queue", queue_seconds):
+                of = job.encoder_name, job.segment, what
+                # A bound counts what is as long as it.
+                number = bisect_left(wire.DURATION_BOUNDS_SECONDS, seconds)
+                self._counts[(*of, number)] += 1
+                self._seconds[of] += seconds
 
-    def fail(self, encoder: str) -> None:
-        """Count one that did not."""
-        with self._lock:
-            self._num_failed[encoder] += 1
-
-    def num_failed(self, encoder: str) -> int:
-        """Return how many of an encoder's did not go well."""
-        return self._num_failed[encoder]
-
-    def times(self) -> list[EncodeTimes]:
+    def times(self) -> list[wire.EncodeTimes]:
         """Return what was counted so far."""
+        classes = range(len(wire.DURATION_BOUNDS_SECONDS) + 1)
         with self._lock:
-            return [
-                EncodeTimes(
-                    encoder=encoder,
-                    segment=segment.value,
-                    encode=counted.to_wire(),
-                    queue=self._queue[encoder, segment].to_wire(),
-                )
-                for (encoder, segment), counted in self._encode.items()
-            ]
+            made = {
+                of: wire.Durations([self._counts[(*of, n)] for n in classes], seconds)
+                for of, seconds in self._seconds.items()
+            }
+        return [
+            wire.EncodeTimes(
+                encoder=encoder,
+                segment=segment.value,
+                encode=durations,
+                queue=made[encoder, segment, "queue"],
+            )
+            for (encoder, segment, what), durations in made.items()
+            if what == "encode"
+        ]

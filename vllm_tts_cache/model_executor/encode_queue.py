@@ -1,19 +1,14 @@
 """Encodes reference audio on one background thread of a worker, beside decoding."""
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from cachetools import LRUCache
-
-from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.errors import EncodeError, EncodersChangedError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
@@ -23,18 +18,17 @@ from vllm_tts_cache.model_executor.encode_line import (
     WaitingLine,
 )
 from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.locks import Turns
 
-# Another process that has the key finishes, or dies and its lock with it. After this
-# long it is stuck, and encoding twice is harmless.
+# Another process that has a key's turn finishes, or dies and loses it. After this long
+# it counts as stuck; encoding the key twice is harmless.
 MAX_ASIDE_SECONDS = 120.0
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
-MAX_FAILURES = 1024  # that are remembered for whoever asks how far an encoding is
 _READY = Report(JobState.READY)
 
 T = TypeVar("T")
-Turn = AbstractContextManager[object]
 
 
 class MissingAudioError(EncodeError):
@@ -46,8 +40,8 @@ class QueueStats:
     """What waits, by segment as well, and what was counted since the start.
 
     Attributes:
-        dropped: Jobs that nobody waited for any more.
-        refused: Jobs that were one too many.
+        dropped: Jobs that were removed because no client wanted them any more.
+        refused: Inline wants that came while too many inline jobs waited.
     """
 
     in_flight: int
@@ -62,8 +56,8 @@ class _Client:
 
     Attributes:
         until: When its lease runs out, on the queue's clock.
-        jobs: Of the wants that have not ended.
-        ended: How the others ended, until the client withdraws them.
+        jobs: By id, of the wants that have not ended.
+        ended: By id, how the others ended, until the client withdraws them.
     """
 
     until: float = 0.0
@@ -72,14 +66,10 @@ class _Client:
 
 
 class EncodeWork(Protocol):
-    """What the thread does for a job; only it calls these."""
+    """What the encode thread does for a job; only that thread calls these methods."""
 
     def is_done(self, job: EncodeJob) -> bool:
         """Tell whether the encoding exists, so that nothing need be encoded."""
-        ...
-
-    def take_turn(self, job: EncodeJob) -> Turn | None:
-        """Take the key's turn among processes; None if another one has it."""
         ...
 
     def encode(self, job: EncodeJob) -> Encoding:
@@ -90,45 +80,56 @@ class EncodeWork(Protocol):
         """Store the encoding, unless its audio was deleted meanwhile."""
         ...
 
+    def note_failed(self, job: EncodeJob, reason: str) -> None:
+        """Store why an encode failed; the voice's status shows it."""
+        ...
+
+    def rest_seconds(self, encode_seconds: float) -> float:
+        """Return how long to begin only urgent jobs after one that was not urgent."""
+        ...
+
 
 class EncodeQueue:
     """Runs ``work`` for each job, one after another, on a thread of its own.
 
-    The thread starts with the first job, or with what is done on it while the model is
+    The thread starts with the first job, or with the first `call` while the model is
     loaded. Jobs arrive by RPC, that is, when the engine serves; a model that captures
-    graphs then does so beside them, see `encode_device`. Every method that an RPC calls
+    graphs then does so beside them, see `encode_work`. Every method that an RPC calls
     returns at once: the lock is never held over an encode or a file.
 
     Args:
-        work: What is done for a job.
+        work: Encodes, and stores encodings.
+        turns: Keep two processes from encoding one key at a time.
         max_waiting_inline: Inline jobs that may wait; further ones are refused.
-        look_again_seconds: After which a job is looked at again that another process
-            has in hand.
         clock: Monotonic seconds; leases run on it.
+
+    Attributes:
+        times: How long encodes took and waited.
+        num_finished: Jobs that ended, well or not, since the start; it never falls.
     """
 
     def __init__(
         self,
         work: EncodeWork,
+        turns: Turns,
         *,
         max_waiting_inline: int,
-        look_again_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._work = work
-        self._look_again_seconds = look_again_seconds
+        self._turns = turns
         self._clock = clock
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
         self._clients: dict[str, _Client] = {}
-        self._failures = LRUCache[EncodingKey, Report](MAX_FAILURES)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._calls: deque[ThreadCall] = deque()
         self._pause_reason: str | None = None
+        self._rests_until = 0.0
         self._is_closed = False
-        self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
-        self._num_finished = 0
+        self._warnings = ThrottledLog()
+        self.num_finished = 0
         self._num_refused = 0
         self._num_dropped = 0
         self.times = EncodeClock()
@@ -140,16 +141,16 @@ class EncodeQueue:
         withdrawn: Sequence[int],
         lease_seconds: float,
     ) -> tuple[bool, dict[int, Report]]:
-        """Queue a client's new wants, give up others, and tell which have ended.
+        """Queue a client's new wants, withdraw others, and report which have ended.
 
-        A want that ends is told in each answer until it is withdrawn, so no answer that
-        is lost loses it. While the queue pauses, what a request waits for fails.
+        Each answer reports an ended want until the client withdraws it, so a lost
+        answer loses no report. While the queue pauses, urgent wants fail.
 
         Args:
             client_id: Whose wants these are.
             new: By id the job of a want, or how the want ends at once.
-            withdrawn: Ids of wants whose end is known, or that nobody waits for.
-            lease_seconds: After which the client's wants are given up.
+            withdrawn: Ids of wants whose end is known, or that no request waits for.
+            lease_seconds: After so long without a call the client's wants are removed.
 
         Returns: Whether the client was known, and reports by the wants' ids: of those
             that have ended, and of those that are being encoded.
@@ -163,64 +164,56 @@ class EncodeQueue:
                 client.ended.pop(number, None)
                 self._withdraw(client_id, client, number)
             for number, job in new.items():
-                if number in client.ended:  # the answer that told so was lost
+                if number in client.ended:  # the answer that reported it was lost
                     continue
                 if isinstance(job, Report):
                     client.ended[number] = job
                     continue
                 job.wanted_by.add((client_id, number))
                 job.queued_at = now
-                joined = self._joined(job)
+                joined = self._running_or_queued(job)
                 if isinstance(joined, EncodeJob):
                     client.jobs[number] = joined
                 if job.is_in_memory:
                     client.ended[number] = _READY
                 elif isinstance(joined, Report):
                     client.ended[number] = joined
-            if len(self._line):
+            if client.jobs:
                 self._start_thread()
                 self._changed.notify_all()
-            return is_known, self._in_hand(client_id) | client.ended
-
-    def look(self, key: EncodingKey) -> Report:
-        """Tell how far the key is, without wanting it."""
-        with self._changed:
-            if self._running is not None and self._running.key == key:
-                return self._encoding_report(self._running)
-            if self._line.get(key) is not None:
-                return Report(JobState.QUEUED)
-            return self._failures.get(key, Report(JobState.MISSING))
+            if (running := self._running) is None:
+                return is_known, client.ended.copy()
+            report = self._encoding_report(running)
+            of_client = [n for name, n in running.wanted_by if name == client_id]
+            return is_known, dict.fromkeys(of_client, report) | client.ended
 
     def delete(self, audio_sha256s: Collection[str]) -> list[str]:
-        """Delete the jobs of these audios; returns those being encoded right now."""
+        """Delete the jobs of these audios; return which audios are being encoded."""
         with self._changed:
             for sha in audio_sha256s:
                 for job in self._line.of_audio(sha):
                     self._line.remove(job)
                     self._end(job, Report(JobState.NO_AUDIO, "it was deleted"))
-            for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
-                del self._failures[key]
             running = self._running
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []
             return [running.key.audio_sha256]
 
     def audios(self) -> set[str]:
-        """Those of which something waits, is in hand, or is remembered as failed."""
+        """Return the audios of all jobs that wait or run."""
         with self._changed:
-            known = self._line.audios() | {key.audio_sha256 for key in self._failures}
-            running = self._running
+            known, running = self._line.audios(), self._running
             return known if running is None else known | {running.key.audio_sha256}
 
     def call(self, act: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Run something on the thread, before the jobs that wait; return its result.
 
-        For whoever loads the model: an RPC must not wait so long.
+        For code that loads the model: an RPC must not wait so long.
 
         Raises:
-            TimeoutError: It goes on.
+            TimeoutError: ``act`` still runs, or waits.
             EncodeError: The thread is closed.
-            Exception: What it raises itself.
+            Exception: Whatever ``act`` raises.
         """
         call = ThreadCall(act)
         with self._changed:
@@ -233,15 +226,16 @@ class EncodeQueue:
         try:
             result: T = call.done.result(timeout_seconds)
         except futures.TimeoutError as exc:
-            if call.done.done():  # its own
+            if call.done.done():  # raised by ``act``
                 raise
-            raise TimeoutError(f"not done within {timeout_seconds:g} s") from exc
+            message = f"the encode thread took longer than {timeout_seconds:g} s"
+            raise TimeoutError(message) from exc
         return result
 
     def pause(self, reason: str, timeout_seconds: float) -> bool:
-        """Begin no job until `resume`; urgent ones that come fail for this reason.
+        """Begin no job until `resume`; new urgent wants fail for this reason.
 
-        Returns: Whether the job in hand ended in time.
+        Returns: Whether the running job ended in time.
         """
         with self._changed:
             self._pause_reason = reason
@@ -250,13 +244,13 @@ class EncodeQueue:
             )
 
     def resume(self) -> None:
-        """Go on with what still waits."""
+        """Begin jobs again, first those that still wait."""
         with self._changed:
             self._pause_reason = None
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread after the job in hand; what waits is dropped."""
+        """End the thread after the running job; waiting ones are dropped."""
         with self._changed:
             self._is_closed = True
             for call in self._calls:
@@ -266,26 +260,21 @@ class EncodeQueue:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
-    @property
-    def num_finished(self) -> int:
-        """Jobs that ended, well or not, since the start; it never falls."""
-        return self._num_finished
-
     def stats(self) -> QueueStats:
         """Return what waits, and what was counted since the start."""
         with self._changed:
-            waiting = {s.value: self._line.num_waiting(s) for s in Segment}
+            waiting = self._line.num_waiting()
             return QueueStats(
-                in_flight=len(self._line) + (self._running is not None),
-                waiting=waiting,
+                in_flight=sum(waiting.values()) + (self._running is not None),
+                waiting={segment.value: number for segment, number in waiting.items()},
                 dropped=self._num_dropped,
                 refused=self._num_refused,
             )
 
-    def _joined(self, job: EncodeJob) -> EncodeJob | Report:
-        """Return the job that does a want: in hand, or in the line; else the reason."""
+    def _running_or_queued(self, job: EncodeJob) -> EncodeJob | Report:
+        """Return the job for a want, which runs or waits; else why there is none."""
         running = self._running
-        # A job in hand may end without the encode that another one forces.
+        # A running job may end without the encode that the new one forces.
         if (
             running is not None
             and running.key == job.key
@@ -311,7 +300,7 @@ class EncodeQueue:
                 self._withdraw(client_id, client, number)
 
     def _withdraw(self, client_id: str, client: _Client, number: int) -> None:
-        """Give up a want, and its job if nobody else wants that."""
+        """Remove a want, and its job if no other client wants that."""
         if (job := client.jobs.pop(number, None)) is None:
             return
         job.wanted_by.discard((client_id, number))
@@ -319,14 +308,8 @@ class EncodeQueue:
             self._line.remove(job)
             self._num_dropped += 1
 
-    def _in_hand(self, client_id: str) -> dict[int, Report]:
-        if (running := self._running) is None:
-            return {}
-        report = self._encoding_report(running)
-        return {n: report for name, n in running.wanted_by if name == client_id}
-
     def _end(self, job: EncodeJob, report: Report) -> None:
-        """Tell the clients that want a job how it ended."""
+        """Note, for the clients that want a job, how it ended."""
         for client_id, number in job.wanted_by:
             client = self._clients.get(client_id)
             if client is not None and client.jobs.pop(number, None) is not None:
@@ -351,24 +334,35 @@ class EncodeQueue:
             try:
                 self._step()
             except Exception as exc:  # noqa: BLE001  the queue must not stop for it
-                message = "The encode thread goes on after %r"
+                message = "The encode thread goes on after an unexpected error: %r"
                 self._warnings.warn_of("its thread", message, exc, mistake=exc)
                 time.sleep(_PAUSE_AFTER_FAULT_SECONDS)
 
     def _step(self) -> None:
-        """Wait for a job that may begin, and do what is to be done for it."""
+        """Wait for a call or a job that may begin, and do it."""
         if isinstance(job := self._next(), ThreadCall):
             job.run()
             return
         if job is None:
             return
         report: Report | None = Report(JobState.FAILED, "the encode thread ended")
+        began_at = self._clock()
         try:
             report = self._result(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
             report = self._failure(job, exc)
         finally:
-            self._land(job, report)
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
+                if report is None:
+                    self._put_aside(job)
+                else:
+                    self.num_finished += 1
+                    self._end(job, report)
+        if not job.is_urgent:
+            now = self._clock()
+            self._rests_until = now + self._work.rest_seconds(now - began_at)
 
     def _next(self) -> EncodeJob | ThreadCall | None:
         with self._changed:
@@ -380,76 +374,52 @@ class EncodeQueue:
                     continue
                 now = self._clock()
                 self._drop_expired(now)
-                if (job := self._line.pop(now)) is not None:
-                    job.began_at = now
-                    self._running = job
-                    return job
-                self._changed.wait(self._line.seconds_until_next(now))
+                is_resting = now < self._rests_until
+                found = self._line.pop(now, only_urgent=is_resting)
+                if isinstance(found, EncodeJob):
+                    found.began_at = now
+                    self._running = found
+                    return found
+                self._changed.wait(self._rests_until - now if is_resting else found)
         return None
 
     def _result(self, job: EncodeJob) -> Report | None:
-        """Do the job; returns None if another process is at it."""
-        if self._work.is_done(job):
-            return _READY
-        if (turn := self._turn(job)) is None:
-            return None
-        with turn:
-            # Another process may have finished since the first look.
+        """Do the job; returns None if another process has its key's turn."""
+        with self._turns.turn(job.key) as is_mine:
+            since = job.aside_since
+            is_stuck = since is not None and self._clock() - since > MAX_ASIDE_SECONDS
+            if not (is_mine or is_stuck):
+                return None
             if not self._work.is_done(job):
-                self._work.keep(job, self._timed_encode(job))
+                began_at = self._clock()
+                encoding = self._work.encode(job)
+                encode_seconds = self._clock() - began_at
+                queue_seconds = began_at - job.queued_at
+                self.times.add(job, encode_seconds, queue_seconds)
+                self._work.keep(job, encoding)
         return _READY
-
-    def _timed_encode(self, job: EncodeJob) -> Encoding:
-        began_at = self._clock()
-        encoding = self._work.encode(job)
-        self.times.add(
-            job.encoder_name,
-            job.segment,
-            encode_seconds=self._clock() - began_at,
-            queue_seconds=began_at - job.queued_at,
-        )
-        return encoding
-
-    def _turn(self, job: EncodeJob) -> Turn | None:
-        turn = self._work.take_turn(job)
-        since = job.aside_since
-        if turn is None and since is not None:
-            is_stuck = self._clock() - since > MAX_ASIDE_SECONDS
-            return nullcontext() if is_stuck else None
-        return turn
-
-    def _land(self, job: EncodeJob, report: Report | None) -> None:
-        with self._changed:
-            self._running = None
-            self._changed.notify_all()
-            if report is None:
-                self._put_aside(job)
-                return
-            self._num_finished += 1
-            self._end(job, report)
-            if report.state is JobState.READY:
-                self._failures.pop(job.key, None)
-            else:
-                self._failures[job.key] = report
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)
         self._warnings.warn_of(
             f"encoding: {type(exc).__name__}",
-            "Encoding %s of %s: %s",
+            "Encoder %s failed on audio %s: %s",
             job.encoder_name,
             job.key.audio_sha256,
             reason,
         )
-        is_missing = isinstance(exc, MissingAudioError)
-        if not is_missing:
-            self.times.fail(job.encoder_name)
-        return Report(JobState.NO_AUDIO if is_missing else JobState.FAILED, reason)
+        if isinstance(exc, MissingAudioError):
+            return Report(JobState.NO_AUDIO, reason)
+        self.times.num_failed[job.encoder_name] += 1
+        if isinstance(exc, EncodersChangedError):
+            return Report(JobState.NO_ENCODER)
+        self._work.note_failed(job, reason)
+        return Report(JobState.FAILED, reason)
 
     def _put_aside(self, job: EncodeJob) -> None:
         now = self._clock()
         job.began_at = None
-        job.not_before = now + self._look_again_seconds
+        job.not_before = now + self._turns.look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
         if (waiting := self._line.get(job.key)) is not None:  # forced meanwhile
             self._line.remove(waiting)

@@ -1,12 +1,11 @@
 """Ends a request whose prompt cannot be built, and no other.
 
-An exception in ``preprocess`` would end the engine. So a talker puts the request on
-this list, prefills it with harmless rows, and makes it sample an id that the model
-never samples. Where the scheduler takes in sampled ids, the hook below then finishes
+An exception in ``preprocess`` would end the engine. So a talker adds the request to
+`FailedRequests`, prefills it with harmless rows, and makes it sample an id that the
+model never samples. When the scheduler processes sampled ids, the hook below finishes
 the request as an error with our reason: a 500 with text.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +22,10 @@ from vllm_tts_cache.model_executor import kv_room, voice_blocks
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.family import family_of_model
 
-# A request ends long before so many others have failed after it.
+# So many ids are kept: a request ends long before so many others fail after it.
 MAX_FAILED_REQUESTS = 4096
 
-# For people: the API process asks the workers, by the request's id.
+# Shown to people; the API process asks the workers for the cause, by request id.
 REASON = (
     "The speaker prompt of this voice was not there when its request began. The "
     "request failed alone; the server log has the cause. Try again; if it goes on, "
@@ -39,12 +38,12 @@ REASON_WITHOUT_SPEAKER = (
 
 
 class FailedRequests:
-    """Failed requests, and the id that ends them."""
+    """The ids of failed requests, and the token id that ends them."""
 
     def __init__(self, failure_id: int) -> None:
         self._failure_id = failure_id
         self._ids = LRUCache[str, None](MAX_FAILED_REQUESTS)
-        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+        self._log = ThrottledLog()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
@@ -60,11 +59,11 @@ class FailedRequests:
         self._ids[request_id] = None
 
     def end(self, logits: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
-        """Leave failed requests one id to sample.
+        """Leave failed requests only the failure id to sample.
 
         Args:
-            logits: ``(num_rows, vocab_size)``, changed in place, unless the host asks
-                for other rows (of a prompt, say), whose number differs.
+            logits: ``(num_rows, vocab_size)``, changed in place; left alone if the host
+                asks for other rows (a prompt's, say), whose number differs.
             request_ids: The request of each row.
         """
         if rows := self._rows(request_ids, len(logits)):
@@ -91,7 +90,7 @@ class FailedRequests:
 class SuspectPrefixes:
     """KV prefixes that may hold no voice, because a request with them failed.
 
-    The scheduler evicts a failed request's blocks when it takes in its output. Another
+    The scheduler evicts a failed request's blocks when it processes its output. Another
     request of that prefix, scheduled earlier, may have found them, and would speak
     without a voice. In the step of the failure it may even come first: the second
     runner puts shorter spans before longer ones.
@@ -117,7 +116,7 @@ class SuspectPrefixes:
         return self._relied_on.pop(prefix, [])
 
     def end_step(self) -> None:
-        """Forget who relied on a prefix: all prefills of this step were built."""
+        """Forget which requests relied on a prefix: this step's prefills are built."""
         self._relied_on.clear()
 
     def clear(self, prefix: str) -> None:
@@ -126,7 +125,7 @@ class SuspectPrefixes:
 
 
 def request_id_of(info: Mapping[str, Any]) -> str:
-    """Return a request's id, for which the host's two model runners have two names."""
+    """Return a request's id, which the host's two model runners name differently."""
     return str(info.get("request_id", info.get("req_id")))
 
 

@@ -12,7 +12,7 @@ request ends as an error that tells its client the reason, and the others go on.
 
 A request that must wait keeps its place in the queue, as when vLLM itself has no blocks
 for it. With no request running vLLM decides alone, so no request waits for ever: vLLM
-checks at start that the cache holds one of ``max_model_len`` beside the null block
+checks at start that the cache holds ``max_model_len`` tokens beside the null block
 (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
 
 With guidance two requests speak one text. The host's scheduler for that reserves all
@@ -31,7 +31,6 @@ As in vLLM itself, KV that is computed again may differ in its last bits where a
 rounds many positions in another way than one.
 """
 
-import logging
 import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -44,12 +43,11 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 
 from vllm_tts_cache import patch_once
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.model_executor.voice_blocks import information_of
 from vllm_tts_cache.speaker.family import family_of_model
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-throttled = ThrottledLog(logger)
+throttled = ThrottledLog()
 
 _ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _MAX_TEXTS = 1024
@@ -61,7 +59,7 @@ REASON = (
 )
 
 
-# The host's, called by the function that replaces it.
+# The host's method, called by the function that replaces it.
 _host_init = OmniARScheduler.__init__
 
 
@@ -110,9 +108,7 @@ class ReservingAllocator:
     """``KVCacheManager.allocate_slots`` that also refuses an unsafe start."""
 
     def __init__(
-        self,
-        scheduler: Any,
-        plausible_tokens: Callable[[str], int] | None = None,
+        self, scheduler: Any, plausible_tokens: Callable[[str], int] | None = None
     ):
         self._scheduler = scheduler
         self._plausible_tokens = None
@@ -142,13 +138,13 @@ class ReservingAllocator:
         return self._allocate_slots(request, *args, **kwargs)
 
     def num_longest_requests(self) -> int:
-        """How many requests of ``max_model_len`` the free blocks hold."""
+        """Return how many requests of ``max_model_len`` the free blocks hold."""
         # No request has this id, so no block is allocated to it yet.
         num_blocks = self._num_blocks_to_allocate("", self._scheduler.max_model_len)
         return self._manager.block_pool.get_num_free_blocks() // num_blocks
 
     def num_tokens_reserved(self, request: Request) -> int:
-        """The positions of the KV cache that are reserved for a request."""
+        """Return how many positions of the KV cache are reserved for a request."""
         max_model_len = self._scheduler.max_model_len
         # A session's next input brings its own prompt and max_tokens.
         if request.resumable:
@@ -193,7 +189,7 @@ class ReservingAllocator:
         hit_blocks: KVCacheBlocks | None = None,
         num_computed_tokens: int = 0,
     ) -> int:
-        """The free blocks needed to hold so many tokens, besides the request's own."""
+        """Return how many free blocks so many tokens need, beyond the request's own."""
         blocks = hit_blocks or self._manager.empty_kv_cache_blocks
         return self._manager.coordinator.get_num_blocks_to_allocate(
             request_id=request_id,
@@ -235,7 +231,7 @@ class _Replay:
     def num_new_tokens(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """How many of these tokens to compute in this step."""
+        """Return how many of these tokens to compute in this step."""
         num_new_tokens = self._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
@@ -291,10 +287,8 @@ def end_preempted(scheduler: Any) -> None:
             message = "Request %s was preempted, and ends: %s"
             throttled.warn_of("a preempted request", message, request_id, REASON)
             # The host sends the client this reason with the next output.
-            scheduler._streaming_context_overflow[request_id] = (
-                request.client_index,
-                REASON,
-            )
+            overflow = request.client_index, REASON
+            scheduler._streaming_context_overflow[request_id] = overflow
             scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)
         preempted.clear()
         return update(*args, **kwargs)

@@ -1,6 +1,5 @@
 """Builds the speaker side of a model in a worker, from the settings."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ import torch
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import EncodeError, TTSCacheError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor.ranks import Ranks, tensor_parallel_ranks
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
@@ -17,8 +17,6 @@ from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
 from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # The first use of a library may read a gigabyte of kernels from a slow disk.
 _WARM_UP_TIMEOUT_SECONDS = 120.0
@@ -42,13 +40,13 @@ def load_worker_speakers(
 
 
 def load_encoders(speakers: WorkerEncodings, vllm_config: Any, family: Family) -> None:
-    """Load a checkpoint's reference encoders, in the place of another one's.
+    """Load a checkpoint's reference encoders, which replace those loaded before.
 
     On an accelerator they encode once, before vLLM measures how much memory is left.
 
     Raises:
         TTSCacheError: The encoders cannot be loaded.
-        TimeoutError: The first encode goes on, which would disturb that measurement.
+        TimeoutError: The first encode still runs, and would disturb that measurement.
     """
     device = _encode_device(vllm_config, family)
     ranks = speakers.ranks
@@ -96,7 +94,7 @@ class SpeakerSide:
     tts_cache_family: ClassVar[Family]
     tts_cache_speakers: WorkerEncodings | None = None
     tts_cache_refusal: str | None = None
-    # Model and revision of both.
+    # The model and its revision that both attributes were set for.
     _speakers_of: tuple[str, str | None] | None = None
 
     def _load_speakers(self, vllm_config: Any) -> None:
@@ -130,14 +128,14 @@ class SpeakerSide:
     ) -> dict[str, Encoding]:
         """Return a prompt's encodings. Raises: TTSCacheError if one is missing."""
         if self.tts_cache_speakers is None:
-            raise TTSCacheError(self.tts_cache_refusal or "it clones no voices")
+            raise TTSCacheError(self.tts_cache_refusal or "the model clones no voices")
         return self.tts_cache_speakers.prompt(ref, encoder_names)
 
     @staticmethod
     def _speaker(info: Mapping[str, Any]) -> SpeakerRef:
-        """Return whom a request names. Raises: TTSCacheError, ValueError."""
+        """Return the speaker of a request. Raises: TTSCacheError, ValueError."""
         if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+            raise TTSCacheError("the request names no speaker")
         return ref
 
     def _count_prompt(self) -> None:

@@ -4,7 +4,6 @@ Such a model samples no tokens, so a pipeline ends a request by returning an err
 its output. It has no KV that a failed request could leave to others.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from vllm_tts_cache.model_executor.loading import SpeakerSide
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ranks
 from vllm_tts_cache.speaker.reference import REQUEST_FIELD
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 
 class MissingPromptError(ServerFaultError):
@@ -62,8 +61,8 @@ class CachedPipeline(SpeakerSide):
     def _ranks(self) -> Ranks:
         """Return the processes that compute one request together.
 
-        The replicas of one group have requests of their own. Then only the ranks of one
-        layer are known to be together.
+        Data-parallel replicas have requests of their own. Then only tensor-parallel
+        ranks are known to compute one request together.
         """
         if not parallel_state.model_parallel_is_initialized():
             return ALONE
@@ -77,17 +76,17 @@ class CachedPipeline(SpeakerSide):
 
         Args:
             prompt: The request's.
-            cause: Of the failure. A `MissingPromptError` is noted for the API process,
+            cause: What was raised. A `MissingPromptError` is noted for the API process,
                 which then submits the request once more.
 
         Raises: OutOfMemoryError of one rank of several: the others would wait for it.
         """
         speakers = self.tts_cache_speakers
         is_missing = isinstance(cause, MissingPromptError)
-        origin = cause.__cause__ if is_missing else cause
+        original = cause.__cause__ if is_missing else cause
         are_several = speakers is not None and speakers.ranks.are_several
-        if are_several and isinstance(origin, torch.OutOfMemoryError):
-            raise origin
+        if are_several and isinstance(original, torch.OutOfMemoryError):
+            raise original
         if not (is_missing and isinstance(prompt, Mapping)):
             return DiffusionOutput(error=str(cause) or repr(cause))
         request_id = str(prompt.get(REQUEST_FIELD, "of a batch job"))

@@ -35,7 +35,7 @@ class Ranks:
         return self.group is None or distributed.get_rank(self.group) == 0
 
     def all_agree(self, is_so: bool) -> bool:
-        """Tell whether it is so on every rank."""
+        """Return whether ``is_so`` is true on every rank."""
         if self.group is None:
             return is_so
         flag = torch.tensor(int(is_so), device="cpu")

@@ -1,16 +1,16 @@
-"""Methods that the host's workers get from us, of talkers and of diffusion pipelines.
+"""Methods that we add to the host's workers of talkers and of diffusion pipelines.
 
-Those of the RPC are reached by ``collective_rpc(name, stage_ids=[...])``. An RPC runs
-between two decode steps, or two batches of a diffusion pipeline, and whatever runs
-waits for it, so each of these returns at once. One struct of `speaker.wire` goes in and
-one comes out, as bytes, because the host mangles what it does not know. Nothing is
-raised, because the host would make a value of it: a worker without a speaker side
-answers `Unsupported`, and what goes wrong otherwise is `Failed`.
+Those of the RPC are called by ``collective_rpc(name, stage_ids=[...])``. An RPC runs
+between two decode steps, or two batches of a diffusion pipeline, and delays the next
+one, so each method returns at once. Each takes at most one struct of `speaker.wire` and
+returns one, as bytes, because the host mangles types that it does not know. None
+raises, because the host would return the exception as a value: a worker without a
+speaker side answers `Unsupported`, and any other error is answered as `Failed`.
 
-``sleep`` and ``wake_up`` stand before the host's own, and keep the encode thread still
-while vLLM's sleep mode has the GPU's memory. The encoders' own memory is none of what
-sleep mode takes (`encode_work` says why), so an encode would do no harm here. It would
-take the memory that others were promised.
+``sleep`` and ``wake_up`` replace the host's, call them, and pause the encode thread
+while vLLM's sleep mode has the GPU's memory. Sleep mode does not take the encoders' own
+memory (`encode_work` says why), so an encode would not fail. It would take memory that
+was promised to others.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ from vllm_tts_cache.speaker.family import families
 
 Method = Callable[..., bytes]
 
-# What of the host, and of torch, is replaced in workers and engine cores. Platforms and
-# families replace it where they need it.
+# What of the host, and of torch, we replace in workers and engine cores. Platforms and
+# families install those that they need.
 PATCHES = (
     Patch(
         "vllm_omni.worker.mixins.OmniWorkerMixin",
@@ -43,7 +43,7 @@ PATCHES = (
     Patch(
         "vllm_omni.diffusion.worker.diffusion_worker.DiffusionWorker",
         "sleep wake_up",
-        "As of the other workers, with which these have no class in common.",
+        "The same for diffusion workers, which share no class with the others.",
         until="the host has models take part in sleep mode",
     ),
     Patch(
@@ -55,7 +55,7 @@ PATCHES = (
     Patch(
         "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
         "_update_request_with_output",
-        "A request whose prompt cannot be had ends alone, as an error with its reason.",
+        "A request without its speaker prompt ends alone, as an error with its reason.",
         until="`preprocess` may refuse a request without ending the engine",
     ),
     Patch(
@@ -73,7 +73,7 @@ PATCHES = (
     Patch(
         "vllm.v1.engine.core.EngineCore",
         "collective_rpc",
-        "The same: a deletion arrives as a call of the workers.",
+        "The same: a deletion reaches the engine core as a call of its workers.",
         until="vLLM evicts blocks by their cache salt",
     ),
     Patch(
@@ -127,41 +127,32 @@ PATCHES = (
 )
 
 
-def speakers_of(worker: Any) -> WorkerEncodings | None:
-    """Return the speaker side of the model that a worker runs, if it has one."""
-    # Workers of every stage and of every model carry these methods.
-    return getattr(_model(worker), "tts_cache_speakers", None)
-
-
-def _states_of(worker: Any) -> DecoderStates | None:
-    return getattr(_model(worker), "tts_cache_decoder_states", None)
-
-
-def _refusal(worker: Any) -> str:
-    model = _model(worker)
-    reason = getattr(model, "tts_cache_refusal", None)
-    return reason or f"{type(model).__name__} clones no voices"
+# Attributes of a model. Workers of every stage and of every model carry our methods.
+SPEAKERS, STATES = "tts_cache_speakers", "tts_cache_decoder_states"
 
 
 def _model(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
-    # A diffusion worker's runner calls it otherwise; none has both.
+    # A diffusion worker's runner has a `pipeline` instead; none has both.
     return getattr(runner, "model", getattr(runner, "pipeline", None))
 
 
-def _answering(side_of: Callable[[Any], Any]) -> Callable[..., Method]:
-    """Make a worker's method of a function of one of its sides, its rank, and bytes.
+def _answering(side_name: str) -> Callable[..., Method]:
+    """Make a worker's method of a function of ``(side, rank, *bytes)``.
 
     Args:
-        side_of: Returns its speakers, or the states of its decoder; None without any.
+        side_name: The attribute of a model with speakers, or with a decoder's states.
     """
 
     def decorate(answer: Callable[..., Any]) -> Method:
         @wraps(answer)
         def method(self: Any, *call: bytes) -> bytes:
-            if (side := side_of(self)) is None:
-                return wire.encode(wire.Unsupported(reason=_refusal(self)))
-            side.count_call(answer.__name__)
+            model = _model(self)
+            if (side := getattr(model, side_name, None)) is None:
+                reason = getattr(model, "tts_cache_refusal", None)
+                reason = reason or f"{type(model).__name__} clones no voices"
+                return wire.encode(wire.Unsupported(reason=reason))
+            side.num_calls[answer.__name__] += 1
             try:
                 return wire.encode(answer(side, int(self.rank), *call))
             except Exception as exc:  # noqa: BLE001
@@ -172,9 +163,9 @@ def _answering(side_of: Callable[[Any], Any]) -> Callable[..., Method]:
     return decorate
 
 
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
-    """Return what the API process completes keys with, and where the worker reads."""
+    """Return the encoders' fingerprints, and which store the worker reads."""
     return wire.Described(
         rank=rank,
         fingerprints=speakers.fingerprints,
@@ -183,27 +174,19 @@ def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
     )
 
 
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_want(
     speakers: WorkerEncodings, rank: int, call: bytes
 ) -> wire.WantAnswer:
-    """Queue what is new of a client's wants, and say which have ended."""
+    """Queue a client's new `Want`s, withdraw others, and report which have ended."""
     return speakers.want(wire.decode(wire.WantCall, call), rank)
 
 
-@_answering(speakers_of)
-def tts_cache_look(
-    speakers: WorkerEncodings, rank: int, call: bytes
-) -> wire.LookAnswer:
-    """Say how far the encodings of a `LookCall` are."""
-    return speakers.look(wire.decode(wire.LookCall, call), rank)
-
-
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_encoding(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.EncodingAnswer:
-    """Return one encoding as it is stored, of an `EncodingCall`.
+    """Return the encoding that an `EncodingCall` names, in its stored form.
 
     For an API process that cannot read it from the disk.
     """
@@ -212,26 +195,26 @@ def tts_cache_encoding(
     return wire.EncodingAnswer(encoding=stored)
 
 
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_delete(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.Deleted:
-    """Delete the audios of a `DeleteCall` from memory and from the queue."""
+    """Delete the audios of a `DeleteCall` from memory, queue and copies on disk."""
     return _deleted(speakers, call)
 
 
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_failed(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.FailedPrompts:
-    """Return why requests failed, of those in a `FailedCall` that had no prompt."""
+    """Return why prompts were missing, for the requests of a `FailedCall`."""
     ids = wire.decode(wire.FailedCall, call).request_ids
     return wire.FailedPrompts(causes=speakers.failed(ids))
 
 
-@_answering(speakers_of)
+@_answering(SPEAKERS)
 def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
-    """Return counters and sizes; nothing is looked up on the disk."""
+    """Return counters and sizes, without reading the disk."""
     return wire.WorkerStats(
         rank=rank,
         stats=speakers.stats(),
@@ -240,15 +223,15 @@ def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     )
 
 
-@_answering(_states_of)
+@_answering(STATES)
 def tts_cache_delete_states(
     states: DecoderStates, _rank: int, call: bytes
 ) -> wire.Deleted:
-    """Delete what a decoder keeps of the audios of a `DeleteCall`."""
+    """Delete a decoder's states of the audios of a `DeleteCall`."""
     return _deleted(states, call)
 
 
-@_answering(_states_of)
+@_answering(STATES)
 def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
     """Return a decoder's counters and sizes."""
     return states.stats(rank)
@@ -262,20 +245,14 @@ def _deleted(side: WorkerEncodings | DecoderStates, call: bytes) -> wire.Deleted
 
 
 METHODS = (
-    tts_cache_describe,
-    tts_cache_want,
-    tts_cache_look,
-    tts_cache_encoding,
-    tts_cache_delete,
-    tts_cache_failed,
-    tts_cache_stats,
-    tts_cache_delete_states,
-    tts_cache_decoder_stats,
+    *(tts_cache_describe, tts_cache_want, tts_cache_encoding, tts_cache_delete),
+    *(tts_cache_failed, tts_cache_stats),
+    *(tts_cache_delete_states, tts_cache_decoder_stats),
 )
 
 
 def install() -> None:
-    """Add the methods of the RPC, and put ours before those of every LLM worker."""
+    """Add the RPC methods to every LLM worker, and wrap its sleep and wake-up."""
     from vllm_omni.worker.mixins import OmniWorkerMixin
 
     # Every such worker inherits this mixin, so neither a deploy file nor the user's
@@ -286,7 +263,7 @@ def install() -> None:
 def install_on_diffusion() -> None:
     """Do the same for the host's diffusion workers, which have no mixin.
 
-    Called where one of our pipelines is built, so no other process imports them.
+    Called where one of our pipelines is built: other processes do not import them.
     """
     from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
@@ -297,8 +274,8 @@ def _install_on(workers: Any) -> None:
     """Add the methods to a class of the host's.
 
     Args:
-        workers: What it has of ``sleep`` and ``wake_up`` itself is called by ours; of
-            what it has not, that of the classes behind it.
+        workers: Our ``sleep`` and ``wake_up`` call those that the class itself has,
+            or else those of the next class that has them.
     """
     hosts = {name: vars(workers).get(name) for name in ("sleep", "wake_up")}
 
@@ -311,13 +288,15 @@ def _install_on(workers: Any) -> None:
         )
 
     def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Go to sleep as the host does, once nothing is encoded.
+        """Go to sleep as the host does, once no encode runs.
 
-        States of voices in a decoder are none of what sleep mode takes, so they go.
+        Sleep mode does not free a decoder's states of voices, so they are deleted.
         """
-        if (states := _states_of(self)) is not None:
+        states: DecoderStates | None = getattr(_model(self), STATES, None)
+        if states is not None:
             states.delete_all_for_now()
-        if (speakers := speakers_of(self)) is None:
+        speakers: WorkerEncodings | None = getattr(_model(self), SPEAKERS, None)
+        if speakers is None:
             return host(self, "sleep")(*args, **kwargs)
         speakers.sleep()
         try:
@@ -327,9 +306,9 @@ def _install_on(workers: Any) -> None:
             raise
 
     def wake_up(self: Any, tags: list[str] | None = None) -> Any:
-        """Wake up as the host does; encode once it has all of its memory again."""
+        """Wake up as the host does; encodes go on once all memory is back."""
         answer = host(self, "wake_up")(tags)
-        speakers = speakers_of(self)
+        speakers: WorkerEncodings | None = getattr(_model(self), SPEAKERS, None)
         # Weights may be woken alone, to be loaded anew; the rest is woken after them.
         if speakers is not None and (tags is None or "kv_cache" in tags):
             speakers.wake_up()
@@ -340,7 +319,7 @@ def _install_on(workers: Any) -> None:
 
 
 def replace_models() -> None:
-    """Replace what the host has, and again where it registers its own classes later."""
+    """Register our models over the host's, also after it registers its own again."""
     for family in families():
         for architecture, ours in (*family.models.items(), *family.decoders.items()):
             OmniModelRegistry.register_model(architecture, ours)

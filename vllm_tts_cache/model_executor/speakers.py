@@ -1,6 +1,5 @@
-"""A worker's speakers: what a talker asks for prompts, and what the RPC talks to."""
+"""A worker's encodings: talkers build prompts from them, RPC methods manage them."""
 
-import logging
 import re
 import threading
 import time
@@ -14,21 +13,17 @@ from cachetools import LRUCache, TTLCache
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.errors import EncodeError, StorageError
+from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
-from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.encode_work import EncodeDevice, StoredEncodeWork
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
-from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
+from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef, encoders_id
 from vllm_tts_cache.speaker.wire import (
     Deleted,
     EncodeTimes,
-    JobReport,
     JobState,
-    LookAnswer,
-    LookCall,
     SpeakerStats,
     Want,
     WantAnswer,
@@ -36,18 +31,18 @@ from vllm_tts_cache.speaker.wire import (
     WantReport,
 )
 from vllm_tts_cache.store.cache import open_cache
-from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.directory import StoreDirectory, remove_tree
 from vllm_tts_cache.store.encoding import (
+    ADDRESS,
     Encoding,
     EncodingKey,
     encoding_to_bytes,
-    is_address,
 )
 from vllm_tts_cache.store.locks import open_turns
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.recovery import recover_aside
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 FLUSH_SECONDS = 30.0
 # A process that ends does not wait for all copies; the next start goes on.
@@ -56,13 +51,11 @@ _RECOVER_PATIENCE_SECONDS = 2.0
 # next time.
 MAX_NOTED = 65_536
 
-# Whoever asked for a removal asks again within a second or two.
+# The caller that asked for a removal asks again within a second or two.
 _ASKED_AGAIN_SECONDS = 5.0
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 MAX_FAILED_PROMPTS = 4096
-MAX_LOOKS = 1024  # in a call; the others are not answered
 _MAX_CAUSE_CHARACTERS = 500
 _SEGMENTS = frozenset(segment.value for segment in Segment)
 _ASLEEP = "the model is asleep; wake it up first"
@@ -74,8 +67,8 @@ _HOSTS_SUFFIX = re.compile(r"-[0-9a-z]{8}$")
 class Recency:
     """Collects audios that were used, and hands them on in batches.
 
-    A voice that is hot in memory is never read from the disk, so it would be the
-    first to leave a full one. Noting a use is a set's ``add``: it may happen on the
+    A voice that is hot in memory is never read from the disk, so it would be evicted
+    from a full one first. Noting a use is a set's ``add``, which may happen on the
     engine's thread. The first use of a batch starts a thread that hands it on.
     """
 
@@ -123,17 +116,15 @@ class Recency:
 
 
 class DeletedCopies:
-    """Has what this machine's disk has of deleted audio removed, on its own thread.
+    """Removes this machine's copies of deleted audio, on a thread of its own.
 
-    An RPC holds up every stream for as long as a disk takes to list and to unlink, so
-    it looks whether something is there, and is asked again until nothing is. The
-    encode thread may be at another voice for as long as a minute.
+    An RPC that listed and unlinked them would hold up every stream for as long. So it
+    only looks whether there are copies, and its client repeats it until there are none.
+    The encode thread is no choice: it may encode another voice for a minute.
     """
 
     def __init__(
-        self,
-        directory: StoreDirectory,
-        clock: Callable[[], float] = time.monotonic,
+        self, directory: StoreDirectory, clock: Callable[[], float] = time.monotonic
     ):
         self._directory = directory
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tts-cache-copies")
@@ -144,16 +135,15 @@ class DeletedCopies:
     def remaining(self, audio_sha256s: Collection[str]) -> list[str]:
         """Return the audios of which there are copies; they are removed soon.
 
-        Raises: StorageError: Nobody can tell.
+        An audio whose directory cannot be looked at is returned as well: its own
+        deletion waits, and no other one.
         """
         with self._lock:
             removed = {sha for sha in audio_sha256s if self._removed.pop(sha, False)}
-        # What is there again belongs to a voice that exists: requests for it write
-        # copies as fast as they are removed, and the caller would never be done.
+        # Copies that are there again are of a voice that exists: its requests write
+        # them as fast as they are removed, and the caller would never be done.
         remaining = [
-            sha
-            for sha in audio_sha256s
-            if sha not in removed and self._directory.has_any(sha)
+            sha for sha in audio_sha256s if sha not in removed and self._may_have(sha)
         ]
         with self._lock:
             begun = [sha for sha in remaining if sha not in self._underway]
@@ -162,16 +152,22 @@ class DeletedCopies:
             self._pool.submit(self._remove, sha)
         return remaining
 
+    def _may_have(self, sha: str) -> bool:
+        try:
+            return self._directory.has_any(sha)
+        except StorageError:  # `_remove` meets it as well, and logs it
+            return True
+
     def close(self) -> None:
-        """End the thread after the audio in hand."""
+        """End the thread after the audio that it is removing."""
         self._pool.shutdown(cancel_futures=True)
 
     def _remove(self, sha: str) -> None:
         is_removed = False
         try:
-            self._directory.remove_all(sha)
+            remove_tree(self._directory.audio_directory(sha))
             is_removed = True
-        except Exception as exc:  # noqa: BLE001  nobody looks at what it returns
+        except Exception as exc:  # noqa: BLE001  its future is never read
             message = "Copies of deleted audio are still on this machine's disk: %s"
             throttled.warn_of("copies of deleted audio", message, exc)
         with self._lock:
@@ -181,20 +177,21 @@ class DeletedCopies:
 
 
 class WorkerEncodings:
-    """Memory, then one file, for the engine's thread; an encode thread for the rest.
+    """A worker's encodings, in memory and in files, and the thread that makes them.
 
-    Every method may run on the engine's thread: none waits for an encode, none takes
-    a lock that is held over a file, none asks the catalogue.
+    Methods for the talker and the RPC run on the engine's thread: none waits for an
+    encode, takes a lock that is held over a file, or asks the catalogue.
 
     Args:
         encoders: By name; empty if the encode thread loads them later.
         settings: With the store's place and the memory's budget.
-        device: That of the encoders.
-        ranks: The processes that run the model together. They agree once a prompt, so
-            each of them as often and in the same order.
+        device: The encoders' device.
+        ranks: The processes that run the model together. They agree once for each
+            prompt, so all of them ask for the same prompts in the same order.
 
     Attributes:
         fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
+        num_calls: How often each method of the RPC was called.
 
     Raises: StorageError.
     """
@@ -208,20 +205,18 @@ class WorkerEncodings:
         ranks: Ranks = ALONE,
     ):
         store = open_store(settings, import_stock=False)  # the API process does that
-        turns = open_turns(settings, store.database)
         self._store = store
         self._cache = open_cache(settings, store)
         self._work = StoredEncodeWork(
             encoders=encoders,
             cache=self._cache,
             store=store,
-            turns=turns,
             device=EncodeDevice(device),
         )
         self._queue = EncodeQueue(
             self._work,
+            open_turns(settings, store.database),
             max_waiting_inline=settings.max_waiting_inline,
-            look_again_seconds=turns.look_again_seconds,
         )
         # This machine's copies may be of audio that was deleted meanwhile.
         self._recovering = (
@@ -236,23 +231,23 @@ class WorkerEncodings:
         self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
         self._num_prompts = 0
         self._num_failed_prompts = 0
-        self._num_calls: Counter[str] = Counter()
+        self.num_calls: Counter[str] = Counter()
 
-    # -------- for whoever loads the model
+    # -------- for code that loads the model
 
     def load_encoders(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]
     ) -> dict[str, str]:
         """Have the encode thread load encoders; returns their fingerprints.
 
-        The thread, the store, and what waits and is in memory stay as they are.
+        The thread, the store, waiting jobs and encodings in memory stay as they are.
 
-        Raises: What ``load`` raises.
+        Raises: Whatever ``load`` raises.
         """
         return self._queue.call(lambda: self._work.load(load))
 
     def warm_up(self, timeout_seconds: float) -> None:
-        """Have the encode thread encode once, for nobody.
+        """Have the encode thread encode noise once; see `StoredEncodeWork.warm_up`.
 
         Raises: EncodeError, TimeoutError.
         """
@@ -261,7 +256,7 @@ class WorkerEncodings:
     # -------- for the worker's sleep
 
     def sleep(self) -> None:
-        """Encode nothing until `wake_up`: what is free is for others meanwhile."""
+        """Encode nothing until `wake_up`: others may use the free memory meanwhile."""
         if not self._queue.pause(_ASLEEP, _SLEEP_TIMEOUT_SECONDS):
             logger.warning("The model sleeps while a reference is still encoded.")
 
@@ -276,16 +271,18 @@ class WorkerEncodings:
     ) -> dict[str, Encoding]:
         """Return the encodings that a prefill needs: from memory, or one file each.
 
-        Never waits and never encodes: what is missing is the API process's to ensure.
+        Never waits and never encodes: the API process has to ensure what is missing.
         On a tensor-parallel worker every rank answers alike, or the rank that misses
         one would pad alone and all would speak nonsense.
 
         Raises: EncodeError that names what is missing.
         """
         try:
+            if ref.encoders not in ("", encoders_id(self.fingerprints)):
+                raise EncodeError("the model was loaded anew, with other encoders")
             found = {name: self._found(ref, name) for name in encoder_names}
         except Exception:
-            self.ranks.all_agree(False)  # the others wait for a word
+            self.ranks.all_agree(False)  # the other ranks wait for this one
             raise
         missing = [name for name, encoding in found.items() if encoding is None]
         all_have_it = self.ranks.all_agree(not missing)
@@ -301,14 +298,14 @@ class WorkerEncodings:
         self._num_prompts += 1
 
     def remember_failed_prompt(self, request_id: str, cause: str) -> None:
-        """Count a request that failed for want of its prompt, and remember why."""
+        """Count a request that failed without its prompt, and remember why."""
         self._num_failed_prompts += 1
         self._failed_prompts[request_id] = cause[:_MAX_CAUSE_CHARACTERS]
 
     # -------- for the RPC
 
     def want(self, call: WantCall, rank: int) -> WantAnswer:
-        """Queue a client's new wants, and say which have ended; returns at once.
+        """Queue a client's new wants, and report which have ended; returns at once.
 
         Only rank 0 encodes; the others load what it publishes.
         """
@@ -319,21 +316,16 @@ class WorkerEncodings:
         is_known, reports = self._queue.want(
             call.client_id, new, call.withdrawn, call.lease_seconds
         )
-        told = [
+        reports_to_send = [
             WantReport(number, report.state, report.reason, report.encoding_seconds)
             for number, report in reports.items()
         ]
-        return WantAnswer(rank, is_known, told, num_finished)
-
-    def look(self, call: LookCall, rank: int) -> LookAnswer:
-        """Say how far encodings are, of which the store has no file."""
-        reports = [self._looked(*key) for key in call.keys[:MAX_LOOKS]]
-        return LookAnswer(rank, reports)
+        return WantAnswer(rank, is_known, reports_to_send, num_finished)
 
     def failed(self, request_ids: Iterable[str]) -> dict[str, str]:
-        """Return why requests failed, of those that failed for want of their prompt.
+        """Return the cause by request id, for requests whose prompt was missing.
 
-        They are named as the API process names them; the host appends to that.
+        Ids are those of the API process, without the suffix that the host appends.
         """
         asked = set(request_ids)
         return {
@@ -346,20 +338,18 @@ class WorkerEncodings:
     def stored_encoding(self, audio_sha256: str, fingerprint: str) -> bytes | None:
         """Return an encoding in its stored form; None if it is not there."""
         key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
-        # Whose it is does not matter here, and an inline one pushes nobody out.
+        # The segment is not known here; an inline entry evicts no registered one.
         found = self._cache.get(key, Segment.INLINE)
         return None if found is None else encoding_to_bytes(key, found)
 
     def delete(self, audio_sha256s: Collection[str]) -> Deleted:
         """Delete the audios from memory, from copies on disk and from the queue.
 
-        An encode in hand stores nothing when it finishes; ``busy`` names its audio,
-        for callers that want to be sure that its samples are gone too. It names those
-        as well of which there still are copies, which another thread removes.
-
-        Raises: StorageError: Nobody can tell whether there are copies.
+        A running encode stores nothing when it finishes; ``busy`` names its audio,
+        whose samples are still in memory. It also names audios with copies on disk,
+        which another thread removes.
         """
-        num_entries = sum(self._cache.delete(sha) for sha in audio_sha256s)
+        num_entries = sum(self._cache.memory.delete(sha) for sha in audio_sha256s)
         busy = self._queue.delete(frozenset(audio_sha256s))
         copies = self._copies
         remaining = [] if copies is None else copies.remaining(audio_sha256s)
@@ -368,18 +358,14 @@ class WorkerEncodings:
 
     def delete_all(self) -> Deleted:
         """Delete all audios, as `delete` does some."""
-        num_entries = self._cache.delete_all()
+        num_entries = self._cache.memory.delete_all()
         busy = self._queue.delete(self._queue.audios())
         return Deleted(num_entries=num_entries, busy=busy)
-
-    def count_call(self, method: str) -> None:
-        """Count an RPC."""
-        self._num_calls[method] += 1
 
     def stats(self) -> SpeakerStats:
         """Return counters and sizes; nothing is looked up on disk."""
         cache, queue = self._cache.stats(), self._queue.stats()
-        failed = self._queue.times.num_failed
+        num_failed = self._queue.times.num_failed
         return SpeakerStats(
             hits=cache.hits,
             misses=cache.misses,
@@ -392,12 +378,12 @@ class WorkerEncodings:
             dropped=queue.dropped,
             refused=queue.refused,
             encodes={name: self._work.num_encodes[name] for name in self.fingerprints},
-            failed_encodes={name: failed(name) for name in self.fingerprints},
+            failed_encodes={name: num_failed[name] for name in self.fingerprints},
             disk_evictions=dict(self._work.disk_evictions.snapshot()),
             bucket=self._work.bucket_counts(),
             prompts=self._num_prompts,
             failed_prompts=self._num_failed_prompts,
-            rpc_calls=dict(self._num_calls),
+            rpc_calls=dict(self.num_calls),
         )
 
     def encode_times(self) -> list[EncodeTimes]:
@@ -405,7 +391,7 @@ class WorkerEncodings:
         return self._queue.times.times()
 
     def close(self) -> None:
-        """End the threads, the encode thread after the job in hand, and the store."""
+        """End the threads, the encode thread after its running job, and the store."""
         self._queue.close()
         self._recency.close()
         if self._copies is not None:
@@ -428,7 +414,7 @@ class WorkerEncodings:
         names = (n for n, f in self.fingerprints.items() if f == want.fingerprint)
         if (name := next(names, None)) is None:
             return Report(JobState.NO_ENCODER)
-        if not is_address(want.audio_sha256):
+        if ADDRESS.fullmatch(want.audio_sha256) is None:
             return Report(JobState.FAILED, "not a content address")
         if want.segment not in _SEGMENTS:
             return Report(JobState.FAILED, f"no segment {want.segment!r}")
@@ -437,18 +423,13 @@ class WorkerEncodings:
         )
         if not want.force and self._cache.is_stored(key):
             return Report(JobState.READY)
+        segment = Segment(want.segment)
         return EncodeJob(
             key=key,
             encoder_name=name,
-            flows={(want.tenant, Segment(want.segment))},
+            flows={(want.tenant, segment)},
+            segment=segment,
             is_urgent=want.urgent,
             is_forced=want.force,
-            is_in_memory=not want.force and self._cache.contains(key),
+            is_in_memory=not want.force and self._cache.memory.contains(key),
         )
-
-    def _looked(self, audio_sha256: str, fingerprint: str) -> JobReport:
-        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
-        if self._cache.contains(key):
-            return JobReport((audio_sha256, fingerprint), JobState.READY)
-        report = self._queue.look(key)
-        return JobReport((audio_sha256, fingerprint), report.state, report.reason)

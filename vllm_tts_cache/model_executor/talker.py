@@ -1,7 +1,6 @@
 """The base of every family's talker; mixed in before the host's class."""
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -9,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from vllm_tts_cache.errors import ConfigError, TTSCacheError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,
@@ -17,8 +17,6 @@ from vllm_tts_cache.model_executor.failed_requests import (
 from vllm_tts_cache.model_executor.loading import SpeakerSide
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.store.encoding import Array
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _SPOILT_PREFIX = "the KV of its prefix is that of a failed request"
 
@@ -33,8 +31,8 @@ def failing_alone(build: Callable[..., Built]) -> Callable[..., Built]:
     end the engine. The host's own routes pass on anything that their clients send.
 
     Args:
-        build: The talker's. For a failed request the talker's
-            ``_passed_over(input_ids, info)`` takes its place.
+        build: The talker's ``preprocess``. For a failed request the talker's
+            ``_passed_over(input_ids, info)`` is called instead.
     """
 
     @functools.wraps(build)
@@ -55,7 +53,7 @@ def failing_alone(build: Callable[..., Built]) -> Callable[..., Built]:
 class CachedTalker(SpeakerSide):
     """Takes speaker prompts by content address, and lets a request fail alone."""
 
-    # Whether a failed request ends in its logits, and not in `sample`.
+    # Whether `compute_logits` ends failed requests; else `sample` does.
     _ends_in_logits: ClassVar = True
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
@@ -104,7 +102,7 @@ class CachedTalker(SpeakerSide):
     def mrv2_sampling_context(
         self, *, req_ids: Sequence[str], num_output_tokens: torch.Tensor
     ) -> Iterator[None]:
-        """Note the same for the second runner, which samples within the block."""
+        """Note the requests for the second runner, which samples within the block."""
         hosts: Any = getattr(
             super(), "mrv2_sampling_context", lambda **_: nullcontext()
         )
@@ -122,9 +120,9 @@ class CachedTalker(SpeakerSide):
     def _fail(self, info: Mapping[str, Any], cause: Exception) -> None:
         """Let the request fail alone, when its first id is sampled.
 
-        An error other than of memory counts as one of all ranks, which compute the same
-        from the same bytes. An error of one rank's device would end the engine in the
-        next step by itself.
+        An error other than of memory is taken to occur on all ranks, which compute the
+        same from the same bytes. An error of one rank's device would end the engine in
+        the next step by itself.
 
         Raises: OutOfMemoryError of one rank of several. The others go on with the
             request, and would speak nonsense, so this ends the engine.
@@ -166,7 +164,7 @@ def on_device(
 
 
 def refuse_prefix_caching(vllm_config: Any, family: Family) -> None:
-    """Refuse to have requests share KV that is not theirs, before anything is loaded.
+    """Refuse prefix caching, before anything is loaded: requests would share voices.
 
     Raises: ConfigError.
     """
@@ -179,7 +177,7 @@ def refuse_prefix_caching(vllm_config: Any, family: Family) -> None:
 
 
 def logged_error(problem: str) -> ConfigError:
-    """Log it on a line of its own: the host surrounds an exception with pages."""
+    """Return the error, and log it: the host surrounds an exception with pages."""
     logger.error(problem)
     return ConfigError(problem)
 

@@ -1,4 +1,4 @@
-"""Takes the KV of a deleted voice out of the prefix cache.
+"""Evicts the KV of a deleted voice from the prefix cache.
 
 vLLM finds a block by a hash of its ids and of the voice's salt, and does not know its
 voice. So the engine's thread notes the voice when a request frees its blocks, at a cost
@@ -21,10 +21,10 @@ from vllm_tts_cache.speaker.rpc_client import DELETE
 
 
 class VoiceBlocks:
-    """The voice of each block of one KV cache that a request has freed.
+    """Which voice's request was the last to free each block of one KV cache.
 
-    A block counts as its last voice's. Evicting a block that another request uses by
-    now costs at most that its prefix is computed again.
+    Another request may use the block by now. Evicting it then costs at most that its
+    prefix is computed again.
     """
 
     def __init__(self, manager: Any):
@@ -58,8 +58,8 @@ class VoiceBlocks:
 
         Args:
             call: Names the audios.
-            requests: All that have not ended; blocks that they compute later are
-                evicted as well.
+            requests: All that have not ended; if one speaks with such an audio, blocks
+                that it computes later are evicted when they are freed.
         """
         if not self._manager.enable_caching:
             return
@@ -107,7 +107,7 @@ def install() -> None:
 
 @wraps(_free_request_blocks)
 def free_request_blocks(self: Any, request: Any) -> None:
-    """Note whose blocks these are, then free them as the host does."""
+    """Note the voice of the request's blocks, then free them as the host does."""
     _voice_blocks(self).note(request)
     _free_request_blocks(self, request)
 
@@ -117,7 +117,7 @@ def collective_rpc(
     self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None
 ) -> Any:
     """Call the workers as the host does; after a DELETE, evict the audio's blocks."""
-    # After the workers, which could still have given a request its prompt.
+    # After the workers: until they delete, they could give a request its prompt.
     answer = _collective_rpc(self, method, timeout, args, kwargs)
     if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
         call = wire.decode(wire.DeleteCall, *args)

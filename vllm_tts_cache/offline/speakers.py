@@ -11,16 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.errors import (
-    CheckpointError,
-    ConfigError,
-    EncodeError,
-    EncodeTimeoutError,
-    InvalidSpeakerError,
-)
+from vllm_tts_cache.speaker import rpc_client
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, read_json
 from vllm_tts_cache.speaker.family import (
     CloneFacts,
@@ -30,31 +25,15 @@ from vllm_tts_cache.speaker.family import (
     family_of_checkpoint,
 )
 from vllm_tts_cache.speaker.reference import SpeakerRef
-from vllm_tts_cache.speaker.rpc_client import (
-    DESCRIBE,
-    ENCODING,
-    STATS,
-    WANT,
-    SyncEngine,
-    SyncWorkers,
-    encoding_of,
-    fingerprints_of,
-    refuse_elsewhere,
-)
-from vllm_tts_cache.speaker.wire import (
-    EncodingCall,
-    JobState,
-    Want,
-    WantCall,
-)
+from vllm_tts_cache.speaker.wire import EncodingCall, JobState, Want, WantCall
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
-# An RPC takes the worker off decoding; nothing decodes while a list is prepared.
+# An RPC interrupts decoding, but nothing decodes while `OfflineSpeakers` prepares.
 _POLL_SECONDS = 0.05
 _LEASE_SECONDS = 10.0
-# The store may be shared with a server whose inline clips push these out meanwhile.
+# The store may be shared with a server whose inline clips evict those of a job.
 _MAX_TIMES_STORED = 5
 
 
@@ -63,12 +42,12 @@ class PreparedSpeaker:
     """A clip whose encodings exist.
 
     Attributes:
-        clip: Its file; read again if the store has evicted it.
-        ref: Its content address.
-        mode: How it is cloned.
-        ref_text: What is said in it, if the mode uses it.
-        num_samples: At its own rate.
-        sample_rate_hz: Of the clip.
+        clip: The clip's file; read again if the store has evicted the audio.
+        ref: The clip's content address.
+        mode: How the clip is cloned.
+        ref_text: What is said in the clip, if the mode uses a transcript.
+        num_samples: Number of samples at the clip's own rate.
+        sample_rate_hz: Sample rate of the clip.
     """
 
     clip: Path
@@ -80,9 +59,11 @@ class PreparedSpeaker:
 
 
 class OfflineEnsurer:
-    """Has the workers encode clips, in windows that the store and the queue hold."""
+    """Makes the workers encode clips, in windows that fit the store and the queue."""
 
-    def __init__(self, workers: SyncWorkers, store: SpeakerStore, settings: Settings):
+    def __init__(
+        self, workers: rpc_client.SyncWorkers, store: SpeakerStore, settings: Settings
+    ):
         self._workers = workers
         self._store = store
         self._settings = settings
@@ -93,9 +74,9 @@ class OfflineEnsurer:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint. Raises: WorkerRPCError."""
-        answers = self._workers.call(DESCRIBE)
-        refuse_elsewhere(answers, self._store.store_id)
-        return fingerprints_of(answers)
+        answers = self._workers.call(rpc_client.DESCRIBE)
+        rpc_client.refuse_elsewhere(answers, self._store.store_id)
+        return rpc_client.fingerprints_of(answers)
 
     def key(self, audio_sha256: str, encoder: str) -> EncodingKey:
         """Return the key of one encoding. Raises: WorkerRPCError."""
@@ -103,7 +84,7 @@ class OfflineEnsurer:
         return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
 
     def keys(self, speaker: PreparedSpeaker) -> set[EncodingKey]:
-        """Return which encodings its mode needs. Raises: WorkerRPCError."""
+        """Return the keys that a speaker's mode needs. Raises: WorkerRPCError."""
         sha = speaker.ref.audio_sha256
         return {self.key(sha, name) for name in speaker.mode.encoders}
 
@@ -112,8 +93,8 @@ class OfflineEnsurer:
     ) -> Iterator[list[PreparedSpeaker]]:
         """Cut a list into parts that can be stored and queued together.
 
-        A part takes at most half of what is kept of inline audio, so that nothing of
-        it is evicted before it is encoded. The list is read as the parts are taken.
+        A part takes at most half of the budget of inline audio, so that no clip of it
+        is evicted before it is encoded. The list is read as the parts are taken.
         """
         window: list[PreparedSpeaker] = []
         keys: set[EncodingKey] = set()
@@ -143,11 +124,11 @@ class OfflineEnsurer:
         try:
             self._wait(wants, clips)
         finally:
-            # What failed, or nobody waits for, is no answer to the next clips.
+            # A want that failed, or was given up, must not answer for the next clips.
             self._withdrawn += wants
 
     def _wait(self, wants: dict[int, EncodingKey], clips: Mapping[str, Path]) -> None:
-        """Return when all wants have ended well; those that have not are left.
+        """Wait for ``wants`` to end, and remove ended ones; store evicted clips again.
 
         Raises: As `ensure`.
         """
@@ -163,20 +144,20 @@ class OfflineEnsurer:
                 num_stored += 1
                 if num_stored > _MAX_TIMES_STORED:
                     clip = min(str(clips[key.audio_sha256]) for key in lost)
-                    raise EncodeError(
+                    raise errors.EncodeError(
                         f"{clip} was evicted {_MAX_TIMES_STORED} times "
                         "before it was encoded. Raise "
                         "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES, or give this job a "
                         "SPEAKER_SAMPLES_DIR of its own."
                     )
                 for sha in sorted({key.audio_sha256 for key in lost}):
-                    self._store.keep_inline(decode_path(clips[sha]))
+                    self._store.store_inline(decode_path(clips[sha]))
                 wants |= {next(self._ids): key for key in lost}
             elif wants:
                 if num_finished != num_ended:
                     num_ended, ended_at = num_finished, time.monotonic()
                 if time.monotonic() - ended_at > patience_seconds:
-                    raise EncodeTimeoutError(
+                    raise errors.EncodeTimeoutError(
                         f"{len(wants)} encodings are missing and none was finished "
                         f"within {patience_seconds:g} s."
                     )
@@ -185,11 +166,11 @@ class OfflineEnsurer:
     def _want(
         self, wants: Mapping[int, EncodingKey]
     ) -> tuple[dict[int, JobState], int]:
-        """Return which wants have ended how, and how many jobs the workers ended.
+        """Send wants; return the states of ended ones, and how many encodes ever ended.
 
         Raises: EncodeError, WorkerRPCError.
         """
-        # A worker knows a want by its id, however often it is told of it.
+        # Wants may be sent again: a worker knows a want by its id.
         new = [
             Want(
                 id=number,
@@ -201,12 +182,12 @@ class OfflineEnsurer:
         ]
         call = WantCall(self._client_id, new, self._withdrawn, _LEASE_SECONDS)
         # The other ranks load what rank 0 publishes.
-        answers = [a for a in self._workers.call(WANT, call) if a.rank == 0]
+        answers = [a for a in self._workers.call(rpc_client.WANT, call) if a.rank == 0]
         ended: dict[int, list[JobState]] = {}
         reports = chain.from_iterable(answer.reports for answer in answers)
         for report in (report for report in reports if report.id in wants):
             if report.state in (JobState.FAILED, JobState.NO_ENCODER, JobState.REFUSED):
-                raise EncodeError(f"A clip was not encoded: {report.reason}")
+                raise errors.EncodeError(f"A clip was not encoded: {report.reason}")
             if report.state is not JobState.ENCODING:
                 ended.setdefault(report.id, []).append(report.state)
         states = {
@@ -217,11 +198,11 @@ class OfflineEnsurer:
         return states, sum(answer.num_finished for answer in answers)
 
 
-class OfflineEngine(SyncEngine, Protocol):
-    """``vllm_omni.entrypoints.omni.Omni``, with the method that the plugin gives it."""
+class OfflineEngine(rpc_client.SyncEngine, Protocol):
+    """``vllm_omni.entrypoints.omni.Omni`` with the ``collective_rpc`` of the plugin."""
 
     model: Any  # the checkpoint: a folder, or a Hugging Face id
-    engine: Any  # runs its stages, and knows the revision that they loaded
+    engine: Any  # runs the stages, and knows the revision that they loaded
 
 
 class Prompts(Protocol):
@@ -230,7 +211,7 @@ class Prompts(Protocol):
     def prompt(
         self, speaker: PreparedSpeaker, text: str, language: str, /
     ) -> dict[str, Any]:
-        """Return a prompt for ``Omni.generate``: no waveform."""
+        """Return a prompt for ``Omni.generate``, without a waveform."""
         ...
 
 
@@ -244,12 +225,12 @@ class OfflineSpeakers:
 
     def __init__(self, omni: OfflineEngine):
         settings = load_settings()
-        self._workers = SyncWorkers(omni)
+        self._workers = rpc_client.SyncWorkers(omni)
         try:
             model, model_dir = _checkpoint_of(omni)
             self._family = family_of_checkpoint(model_dir)
-        except CheckpointError as exc:
-            raise ConfigError(str(exc)) from exc
+        except errors.CheckpointError as exc:
+            raise errors.ConfigError(str(exc)) from exc
         self._prompts = _prompts(self._family, model, model_dir, self)
         self._store = open_store(settings)
         self._ensurer = OfflineEnsurer(self._workers, self._store, settings)
@@ -262,9 +243,9 @@ class OfflineSpeakers:
         There may be any number of them: they are stored and encoded in windows.
 
         Args:
-            clips: Audio files; one that was prepared before costs its decoding only.
-            ref_texts: For each clip what is said in it, or None for a clone without,
-                which not every family has.
+            clips: Audio files; one that was prepared before is only decoded.
+            ref_texts: For each clip what is said in it, or None for a clone without a
+                transcript, which not every family can make.
 
         Raises:
             ConfigError: There are not as many transcripts as clips, or one is missing.
@@ -273,7 +254,7 @@ class OfflineSpeakers:
             EncodeTimeoutError: No encoding was finished for as long as a request may
                 wait for one (``SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS``).
             StorageError: A clip could not be stored.
-            WorkerRPCError: The worker could not be asked, or clones no voices.
+            WorkerRPCError: The worker did not answer, or clones no voices.
         """
         modes = self._modes(clips, ref_texts)
         prepared: list[PreparedSpeaker] = []
@@ -285,33 +266,33 @@ class OfflineSpeakers:
     def prompt(
         self, speaker: PreparedSpeaker, text: str, *, language: str = "Auto"
     ) -> dict[str, Any]:
-        """Build a prompt for ``Omni.generate``: no waveform.
+        """Build a prompt for ``Omni.generate``, without a waveform.
 
-        An encoding that was evicted since it was prepared is made again.
+        An encoding that was evicted since `prepare` is made again.
 
         Raises: InvalidSpeakerError if the text cannot be spoken; what `prepare` raises.
         """
-        if not all(map(self._store.is_stored, self._ensurer.keys(speaker))):
+        fingerprints = (k.encoder_fingerprint for k in self._ensurer.keys(speaker))
+        exists, sha = self._store.files.exists, speaker.ref.audio_sha256
+        if not all(exists(sha, each) for each in fingerprints):
             self._ensurer.ensure([speaker])
         return self._prompts.prompt(speaker, text, language)
 
     def encoding(self, ref: SpeakerRef, name: str) -> tuple[EncodingKey, Encoding]:
         """Return one encoding of a prepared speaker, and its key.
 
-        Raises: EncodeError if it is not there (any more); StorageError, WorkerRPCError.
+        Raises: EncodeError if there is none (any more); StorageError, WorkerRPCError.
         """
         key = self._ensurer.key(ref.audio_sha256, name)
         if (found := self._store.read(key)) is not None:
             return key, found
         call = EncodingCall(key.audio_sha256, key.encoder_fingerprint)
-        return key, encoding_of(self._workers.call(ENCODING, call), key)
+        answers = self._workers.call(rpc_client.ENCODING, call)
+        return key, rpc_client.encoding_of(answers, key)
 
     def stats(self) -> list[dict[str, Any]]:
-        """Each worker's counters and sizes.
-
-        Raises: WorkerRPCError.
-        """
-        return [answer.shown for answer in self._workers.call(STATS)]
+        """Each worker's counters and sizes. Raises: WorkerRPCError."""
+        return [answer.shown for answer in self._workers.call(rpc_client.STATS)]
 
     def _modes(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None
@@ -322,27 +303,29 @@ class OfflineSpeakers:
         """
         for clip in clips:
             if not isinstance(clip, str | PathLike):
-                raise ConfigError(f"{clip!r}: a voice of a batch job is one clip")
+                reason = "a voice of a batch job is one clip"
+                raise errors.ConfigError(f"{clip!r}: {reason}")
         given = [None] * len(clips) if ref_texts is None else list(ref_texts)
         if len(given) != len(clips):
-            raise ConfigError(f"{len(clips)} clips have {len(given)} transcripts")
+            num_given = len(given)
+            raise errors.ConfigError(f"{len(clips)} clips have {num_given} transcripts")
         return [self._mode(*pair) for pair in zip(clips, given, strict=True)]
 
     def _mode(self, clip: Path, ref_text: str | None) -> tuple[Mode, str | None]:
         ref_text = (ref_text or "").strip() or None
         try:
             mode = self._family.mode(CloneFacts(given_transcript=ref_text is not None))
-        except InvalidSpeakerError as exc:
-            raise ConfigError(f"{clip}: {exc}") from exc
+        except errors.InvalidSpeakerError as exc:
+            raise errors.ConfigError(f"{clip}: {exc}") from exc
         return mode, None if mode.transcript is Transcript.UNUSED else ref_text
 
     def _stored(
         self, clips: Sequence[Path], modes: Sequence[tuple[Mode, str | None]]
     ) -> Iterator[PreparedSpeaker]:
-        """Store one clip after the other, as they are asked for."""
+        """Store one clip after the other, as the iterator is read."""
         for clip, (mode, ref_text) in zip(clips, modes, strict=True):
             decoded = decode_path(clip)
-            self._store.keep_inline(decoded)
+            self._store.store_inline(decoded)
             audio = decoded.audio
             yield PreparedSpeaker(
                 clip=clip,
@@ -355,9 +338,9 @@ class OfflineSpeakers:
 
 
 def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:
-    """What tokenizers are loaded from, and the folder with the configs.
+    """Return where tokenizers are loaded from, and the folder with the configs.
 
-    Of a revision both are the folder that the host put its tokenizer into.
+    With a revision, both are the folder into which the host downloaded its tokenizer.
 
     Raises: CheckpointError.
     """
@@ -371,7 +354,7 @@ def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:
 def _prompts(
     family: Family, model: str, model_dir: Path, speakers: OfflineSpeakers
 ) -> Prompts:
-    """Return what builds a family's prompts.
+    """Return the builder of a family's prompts.
 
     Raises: ConfigError if the model clones no voices.
     """
@@ -379,7 +362,7 @@ def _prompts(
     if refusal is None and not family.offline_part:
         refusal = f"{family.title} clones no voices through this plugin."
     if refusal is not None:
-        raise ConfigError(f"{model}: {refusal}")
+        raise errors.ConfigError(f"{model}: {refusal}")
     config = read_json(model_dir / "config.json")
     prompts: Prompts = family.part("offline_part")(model, config, speakers.encoding)
     return prompts

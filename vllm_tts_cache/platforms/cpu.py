@@ -13,7 +13,7 @@ from vllm_tts_cache import patch_once
 def forgive_emptying_no_cache() -> None:
     """Make ``torch.accelerator.empty_cache`` a no-op if there is no accelerator.
 
-    It raises there, and models of the host call it when they are built.
+    The function raises there, and models of the host call it when they are built.
     """
     if not torch.accelerator.is_available():
         patch_once(torch.accelerator, "empty_cache", lambda _: lambda: None)
@@ -22,14 +22,14 @@ def forgive_emptying_no_cache() -> None:
 def say_that_nothing_is_captured() -> None:
     """Make ``torch.cuda.is_current_stream_capturing`` False in a build without CUDA.
 
-    It raises there, and Higgs Audio's decoder calls it for each chunk.
+    The function raises there, and Higgs Audio's decoder calls it for each chunk.
     """
     if not torch.backends.cuda.is_built():
         patch_once(torch.cuda, "is_current_stream_capturing", lambda _: lambda: False)
 
 
 def _always(answer: Any) -> Any:
-    """Return a class method that answers so, whatever it is asked with."""
+    """Return a class method that returns ``answer`` for any arguments."""
     return classmethod(lambda _cls, *_args, **_options: answer)
 
 
@@ -41,8 +41,8 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
 
     _omni_enum = OmniPlatformEnum.OOT
-    # The host starts one stage of a device at a time, by this variable's number. vLLM's
-    # own variable names memory nodes.
+    # The host starts the stages of one device one after the other, by this variable's
+    # number. vLLM's own variable names memory nodes.
     device_control_env_var = "TTS_CACHE_CPU_DEVICE"
     # Also the key of a deploy YAML's `platforms:` overlay.
     device_name = "cpu"
@@ -63,18 +63,14 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     max_memory_reserved = max_memory_allocated = _always(0)
 
     @classmethod
-    def get_free_memory(
-        cls,
-        device: torch.device | None = None,  # noqa: ARG003  the host's signature
-    ) -> int:
+    def get_free_memory(cls, device: torch.device | None = None) -> int:
         """Return free main memory, in bytes."""
+        del device
         return psutil.virtual_memory().available
 
     @classmethod
-    def get_device_memory(
-        cls,
-        device: torch.device | None = None,  # noqa: ARG003
-    ) -> tuple[int, int]:
+    def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:
         """Return free and total main memory, in bytes."""
+        del device
         memory = psutil.virtual_memory()
         return memory.available, memory.total

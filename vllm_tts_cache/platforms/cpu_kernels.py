@@ -11,15 +11,14 @@ oneDNN chooses its kernel by the number of rows, and each kernel rounds in its o
 Measured: without bfloat16 instructions (AVX-512 alone) a single row, or the last row of
 a thread's uneven share, gets other bits than the same row among others; with them a
 single row does at a real checkpoint's sizes; with AMX, rows in batches of 33 and more.
-So every multiplication has one number of rows here, padded with zeros. A row can then
-depend on its place only; each layer tests that at its first use, on this machine.
+So every multiplication has one number of rows here, padded with zeros. A row's bits can
+then depend on its place only; each layer tests that they do not, at its first use.
 
 Diffusion models ask their platform which of the host's attention backends to use, and
 the host knows no CPU there. All of them are torch's attention with masks of other form.
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,11 +26,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.cpu_attn import (
-    CPUAttentionBackend,
-    CPUAttentionMetadata,
-    CPUAttentionMetadataBuilder,
-)
+from vllm.v1.attention.backends import cpu_attn
 from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend, SDPAImpl
 from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
@@ -43,7 +38,7 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
 from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,22 +53,22 @@ _FUSED = "_fused_qkv_weight"
 _HEADS = frozenset({"HiggsFusedMultiTextHead"})
 
 
-class InvariantCPUAttentionBackend(CPUAttentionBackend):
+class InvariantCPUAttentionBackend(cpu_attn.CPUAttentionBackend):
     """vLLM's backend with the metadata of single queries."""
 
     @staticmethod
-    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
-        """Return the builder below."""
+    def get_builder_cls() -> type[cpu_attn.CPUAttentionMetadataBuilder]:
+        """Return the builder whose metadata are those of single queries."""
         return _Builder
 
 
-class _Builder(CPUAttentionMetadataBuilder):
+class _Builder(cpu_attn.CPUAttentionMetadataBuilder):
     def build(
         self,
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> CPUAttentionMetadata:
+    ) -> cpu_attn.CPUAttentionMetadata:
         is_decoder = not (self.is_cross_attention or self.is_encoder_only_attention)
         if is_decoder and common_attn_metadata.causal is True:
             common_attn_metadata = single_queries(common_attn_metadata)
@@ -128,20 +123,20 @@ def pack_outputs_here() -> None:
 
 
 def _hand_on_outputs(self: Any) -> None:
-    """Send outputs until there is None, and count each as done, also a failed one."""
+    """Send outputs until the queue gives None; count each as done, failed or not."""
     while (item := self._async_output_queue.get()) is not None:
         output, output_id, _ = item
         handed: dict[str, Any] = {"output": output}
         try:
             pack_diffusion_output_shm(output)
-        except Exception as exc:  # noqa: BLE001  else no output would ever arrive
+        except Exception as exc:  # noqa: BLE001  raising would end this thread
             throttled.warn_of(
                 "handing an output on",
                 "Output %s cannot be handed on",
                 output_id,
                 mistake=exc,
             )
-            handed = {"error": f"it cannot be handed on: {exc}"}
+            handed = {"error": f"The output cannot be handed on: {exc}"}
         self._enqueue_result(
             AsyncDiffusionOutput(
                 kind=AsyncOutputKind.OUTPUT_READY, async_output_id=output_id, **handed
@@ -186,7 +181,7 @@ def fall_back_on_it() -> None:
 
 
 def separate_rows(model: nn.Module) -> None:
-    """Make each layer of a loaded model but attention give a row the same bits."""
+    """Make a row's bits independent of its batch, in all layers but attention."""
     for module in model.modules():
         if isinstance(module, RotaryEmbeddingBase):
             _replace(module, "forward", DensePositions)
@@ -214,8 +209,8 @@ def _replace(module: nn.Module, name: str, replacement: type) -> None:
 class DensePositions:
     """A rotary embedding that accepts positions with gaps between them in memory.
 
-    vLLM's kernel assumes contiguous ones. Those of Fish Speech's fast AR are a column
-    of a table, so it would turn all rows but the first by a wrong position.
+    vLLM's kernel assumes contiguous ones. The positions of Fish Speech's fast AR are a
+    column of a table: the kernel would turn all rows but the first by a wrong one.
     """
 
     def __init__(self, rotate: Callable[..., Any]):

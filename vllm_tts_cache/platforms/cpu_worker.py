@@ -8,26 +8,19 @@ import os
 from typing import Any
 
 import torch
-from vllm.v1.attention.backends.registry import (
-    AttentionBackendEnum,
-    register_backend,
-)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
-from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
-from vllm_tts_cache.platforms.cpu import (
-    forgive_emptying_no_cache,
-    say_that_nothing_is_captured,
-)
+from vllm_tts_cache.platforms import ask_for_tiles, cpu, leave_out_matrices
 from vllm_tts_cache.platforms.cpu_kernels import separate_rows
 
 
 def use_invariant_attention() -> None:
-    """Have this process compute attention that does not depend on the batch.
+    """Make this process compute attention that does not depend on the batch.
 
     vLLM splits the keys of few queries among threads, so on several threads a single
     query would get other bits than the same one among many.
@@ -40,15 +33,15 @@ def use_invariant_attention() -> None:
 
 class _CPURunner(CPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        # The CPU platform leaves this at None, of which the host takes the maximum.
+        # The CPU platform leaves this at None, and the host calls max() with it.
         if self.compilation_config.max_cudagraph_capture_size is None:
             self.compilation_config.max_cudagraph_capture_size = 0
-        # CPUModelRunner.load_model never calls super(), and the talker's buffers would
-        # be missing; so this skips it.
+        # CPUModelRunner.load_model, which never calls super(), is left out: without the
+        # next one the talker's buffers would be missing.
         super(CPUModelRunner, self).load_model(load_dummy_weights)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
-        # The host's own override hook, which CPUModelRunner's version hides.
+        # The host's hook for other ids, which CPUModelRunner's version leaves out.
         override: Any = getattr(self, "_sampled_token_ids_cpu_override", None)
         if override is not None and (ids := override(sampled_token_ids)) is not None:
             return ids
@@ -56,7 +49,7 @@ class _CPURunner(CPUModelRunner):
 
 
 class _RewindableGenerator:
-    """Replaces a CPU generator while vLLM takes a discarded draw back.
+    """Replaces a CPU generator while vLLM undoes a draw that it discards.
 
     vLLM rewinds by ``set_offset(get_offset() - 4)``, which only CUDA generators have: a
     seeded request in a chunked prefill would end a CPU engine.
@@ -109,8 +102,8 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
         # The second runner (MRV2) needs Triton kernels that do not run on a CPU.
         self.use_v2_model_runner = False
         leave_out_matrices()
-        forgive_emptying_no_cache()
-        say_that_nothing_is_captured()
+        cpu.forgive_emptying_no_cache()
+        cpu.say_that_nothing_is_captured()
         module: Any = cpu_worker  # the base class builds the runner that it finds there
         module.CPUModelRunner = self.model_runner_cls
         try:
@@ -119,7 +112,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
             module.CPUModelRunner = CPUModelRunner
 
     def encoder_loaded(self) -> bool:
-        """Tell whether the model can encode references; the adapter of Voxtral asks."""
+        """Whether the model can encode references; the host's Voxtral adapter asks."""
         loaded = getattr(self.model_runner.model, "encoder_loaded", None)
         return loaded is not None and loaded()
 
@@ -130,7 +123,7 @@ class CPUARWorker(_CPUWorker):
     model_runner_cls = CPUARModelRunner
 
     def init_device(self) -> None:
-        """Choose the attention before the model is built, which looks it up."""
+        """Choose the attention before the base class builds the model with it."""
         use_invariant_attention()
         super().init_device()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -39,8 +37,7 @@ def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
     They are on the CPU, in the checkpoint's dtypes. The checkpoint is one
     ``model.safetensors``, or shards with an index.
 
-    Raises:
-        CheckpointError: A file cannot be read, or has no such tensor.
+    Raises: CheckpointError: A file cannot be read, or has no such tensor.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(directory, prefix):
@@ -56,15 +53,14 @@ def _files(directory: Path, prefix: str) -> list[Path]:
     shards = read_json(directory / _INDEX).get("weight_map")
     if not isinstance(shards, dict):
         raise CheckpointError(str(directory / _INDEX), "it has no weight_map")
-    return sorted(
-        {directory / shards[name] for name in shards if name.startswith(prefix)}
-    )
+    files = {shards[name] for name in shards if name.startswith(prefix)}
+    return sorted({directory / file for file in files})
 
 
 def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
     """Read tensors of one file as `read_tensors` does.
 
-    Raises: CheckpointError if it cannot be read.
+    Raises: CheckpointError if the file cannot be read.
     """
     try:
         # safetensors calls any failure to open a missing file; open() tells them apart.
@@ -90,9 +86,8 @@ def pick_tensors(
         given: All tensors of the file.
         path: Of the file, for messages.
 
-    Raises:
-        CheckpointError: Tensors are missing, of another shape, or quantised; up to
-            eight of each are named.
+    Raises: CheckpointError: Tensors are missing, of another shape, or quantised; up to
+        eight of each are named.
     """
     shared = sorted(wanted.keys() & given.keys())
     problems = {
@@ -125,8 +120,7 @@ def assign_float32(
     Returns:
         Those that the module has, as they were given, for a fingerprint.
 
-    Raises:
-        CheckpointError: As `pick_tensors`.
+    Raises: CheckpointError: As `pick_tensors`.
     """
     taken = pick_tensors(module.state_dict(), tensors, path=path)
     owned = {name: t.to(torch.float32, copy=True) for name, t in taken.items()}
@@ -142,7 +136,6 @@ def _listed(names: list[str], kind: str) -> str:
 
 
 def encoder_fingerprint(
-    *,
     network: str,
     revision: int,
     resampler: str,

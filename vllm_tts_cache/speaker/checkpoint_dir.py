@@ -1,7 +1,6 @@
 """Finds and completes the folder of the checkpoint that the host serves; no torch."""
 
 import json
-import logging
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,15 +12,14 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.family import SideFile
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
 def local_checkpoint(model_config: Any) -> Path:
     """Return the folder with the configs of the checkpoint that the host serves.
 
-    Raises: CheckpointError if there is none.
+    Raises: CheckpointError if no such folder exists.
     """
     return checkpoint_dir(model_config.model, model_config.revision)
 
@@ -29,8 +27,8 @@ def local_checkpoint(model_config: Any) -> Path:
 def whole_checkpoint(vllm_config: Any, side_files: Sequence[SideFile]) -> Path:
     """Return the folder of the checkpoint that a worker has loaded, with these files.
 
-    Of a revision beside main the host fetches weights and configs only, and takes other
-    files from main; so this fetches them.
+    For a revision other than main the host fetches weights and configs only, and takes
+    other files from main; so this fetches them.
 
     Raises: CheckpointError that says what to download.
     """
@@ -55,10 +53,10 @@ def checkpoint_dir(
     """Return the folder of a checkpoint.
 
     Args:
-        model: A directory, or a Hugging Face id of which files were downloaded.
-        revision: Of the id.
-        side_files: Files that must be there too, each under one of its names; those of
-            an id are fetched if they are missing, unless Hugging Face is off line.
+        model: A directory, or a Hugging Face id whose files were downloaded.
+        revision: Revision of the id.
+        side_files: Files that must exist too, each under one of its names; those of an
+            id are fetched if they are missing, unless Hugging Face is off line.
         download_dir: Where the host stores weights, if apart from other files.
         token: For Hugging Face, as `huggingface_hub` takes it.
 
@@ -162,9 +160,8 @@ def _check_snapshot(directory: Path, side_files: Sequence[SideFile]) -> None:
         return
     kind, *names = repository.name.split("--")
     if kind == "models":
-        command = _download_command(
-            "/".join(names), directory.name, missing, str(repository.parent)
-        )
+        which = "/".join(names), directory.name
+        command = _download_command(*which, missing, str(repository.parent))
         raise CheckpointError(
             str(directory),
             f"it lacks {_listed(missing)}; to download it where there is a network: "
@@ -188,8 +185,7 @@ def _download_command(
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
-    Raises:
-        CheckpointError: The file cannot be read, or holds anything else.
+    Raises: CheckpointError: The file cannot be read, or holds anything else.
     """
     try:
         parsed = json.loads(path.read_bytes())

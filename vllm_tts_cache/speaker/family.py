@@ -6,7 +6,6 @@ module that imports neither torch nor the host. Code that needs them is a part, 
 entry-point group, ours and those of third parties.
 """
 
-import logging
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidSpeakerError
+from vllm_tts_cache.logs import logger
 
 # The field of the host's `extra_params` in which a request names a mode.
 CLONE_MODE = "clone_mode"
@@ -26,7 +26,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 # A file of a checkpoint, or the names that it may have.
 SideFile = str | tuple[str, ...]
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 GROUP = "vllm_tts_cache.families"
 
@@ -197,7 +196,7 @@ class Family:
         asks_inline_transcript: Whether inline audio without a transcript is refused
             unless the request names a mode that needs none.
         official: What its encodings are equal to, for people.
-        shares_kv: Whether a voice's texts share its part of the prompt in the KV.
+        shares_kv: Whether requests of a voice share its part of the prompt in the KV.
         never_run: What was never run, for people.
         is_default: Whether commands that name no family use this one.
     """
@@ -236,7 +235,7 @@ class Family:
 
     @property
     def command_names(self) -> tuple[str, ...]:
-        """The names by which commands take it."""
+        """The names by which commands take the family."""
         return tuple(dict.fromkeys((self.short_name, self.name.replace("_", "-"))))
 
     @cached_property
@@ -303,7 +302,7 @@ def families() -> tuple[Family, ...]:
 def family_of_checkpoint(model_dir: Path) -> Family:
     """Return the family of a checkpoint.
 
-    Raises: CheckpointError if it belongs to none.
+    Raises: CheckpointError if no installed family recognises it.
     """
     for family in families():
         if family.recognises(model_dir):
@@ -328,7 +327,7 @@ def family_of_pipeline(architecture: str | None) -> Family | None:
 
 
 def clips_problem(family: Family | None, num_clips: int) -> str | None:
-    """Say why a model takes no voice of so many clips and what to do; None if it does.
+    """Say why a model takes no voice of so many clips and what to do, else None.
 
     A model without a family takes one.
     """

@@ -1,6 +1,5 @@
 """Exact float32 for encoders, their threads' priority, and their device's name."""
 
-import logging
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.store.encoding import ComputedOn
 
 # At 10 a thread gets a tenth of a core beside a busy one. At 19 it would get a
@@ -26,12 +26,11 @@ REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
 
 Undo = Callable[[], None]
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def lower_priority() -> None:
+def lower_priority(nice: int = NICE) -> None:
     """Lower the priority of the calling thread and of threads that it starts.
 
     The caller does so before the thread's first tensor operation: the threads that
@@ -41,10 +40,10 @@ def lower_priority() -> None:
         return
     thread_id = threading.get_native_id()
     try:
-        nice = max(NICE, os.getpriority(os.PRIO_PROCESS, thread_id))
+        nice = max(nice, os.getpriority(os.PRIO_PROCESS, thread_id))
         os.setpriority(os.PRIO_PROCESS, thread_id, nice)
     except OSError as exc:  # a sandbox may refuse any call
-        logger.info("A thread for references keeps its priority: %s", exc)
+        logger.info("A thread keeps its CPU priority, beside streams: %s", exc)
 
 
 @contextmanager
@@ -56,9 +55,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     when the last of the overlapping blocks ends. Until then the decode loop computes
     its float32 operations more precisely as well.
 
-    Raises:
-        EncodeError: Another thread sets the flags meanwhile. The caller must drop what
-            the block computed.
+    Raises: EncodeError: Another thread sets the flags meanwhile. The caller must drop
+        what the block computed.
     """
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         with _flags.lock:
@@ -215,9 +213,8 @@ def computed_on(device: torch.device) -> ComputedOn:
         name = torch.cuda.get_device_name(device)
     else:
         name = str(device)
-    return ComputedOn(
-        device=device.type, device_name=name, torch_version=str(torch.__version__)
-    )
+    version = str(torch.__version__)
+    return ComputedOn(device=device.type, device_name=name, torch_version=version)
 
 
 def cpu_name() -> str:

@@ -1,5 +1,6 @@
 """The protocol of reference encoders, and how requests name speakers; without torch."""
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.store.encoding import Encoding
 
-# In the host's additional_information; of a diffusion model, in the prompt itself.
+# A key of the host's additional_information, or of a diffusion model's prompt.
 FIELD = "tts_cache_speaker"
-# There too: the API process's id of the request, which a diffusion model does not get.
+# Beside it: the API process's request id, which the host gives no diffusion model.
 REQUEST_FIELD = "tts_cache_request"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -64,16 +65,19 @@ class ReferenceEncoder(Protocol):
 
     @property
     def need(self) -> MemoryNeed:
-        """The memory that an encode takes."""
+        """The device memory that an encode takes."""
         ...
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; several threads may call it at once.
 
-        Raises:
-            EncodeError: The network failed on this audio.
+        Raises: EncodeError: The network failed on this audio.
         """
         ...
+
+
+# The encoders of a checkpoint, by name.
+Encoders = dict[str, ReferenceEncoder]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +86,19 @@ class SpeakerRef:
 
     The worker completes it to encoding keys with the fingerprints of its own encoders,
     so a request can never name an encoding of another checkpoint.
+
+    Attributes:
+        encoders: `encoders_id` of those that the prompt was built by; a worker with
+            others refuses it. Empty if the prompt was built without encodings.
     """
 
     audio_sha256: str
     segment: Segment
+    encoders: str = ""
 
     def to_wire(self) -> list[str]:
         """Return plain strings, which survive the host's serialization."""
-        return [self.audio_sha256, self.segment.value]
+        return [self.audio_sha256, self.segment.value, self.encoders]
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> "SpeakerRef | None":
@@ -99,10 +108,24 @@ class SpeakerRef:
         """
         if (wire := info.get(FIELD)) is None:
             return None
-        audio_sha256, segment = wire
+        audio_sha256, segment, *encoders = wire
         if not _SHA256.fullmatch(audio_sha256):
             raise ValueError(f"{FIELD} does not hold a content address")
-        return cls(audio_sha256=audio_sha256, segment=Segment(segment))
+        return cls(
+            audio_sha256=audio_sha256,
+            segment=Segment(segment),
+            encoders="".join(encoders),
+        )
+
+
+def encoders_id(fingerprints: Mapping[str, str]) -> str:
+    """Return 16 hex digits over a worker's encoders.
+
+    Args:
+        fingerprints: By the encoders' names.
+    """
+    text = "\n".join(f"{name} {fingerprints[name]}" for name in sorted(fingerprints))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,11 @@
 """The worker RPC as its callers see it: typed both ways, every answer checked.
 
 One struct of `speaker.wire` crosses in each direction, as bytes. The host returns a
-worker's exception as a value, and a replica or a stage that cannot be asked as a note
-to itself; here both become errors. Of several replicas, those that answer do for all.
+worker's exception as a value, and a dict for a replica or stage that it cannot call;
+here both become errors. If some replicas answer, that is enough, unless `needs_all`.
 """
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,16 +22,15 @@ from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 METHOD_PREFIX = "tts_cache_"
 TALKER_STAGE, DECODER_STAGE = 0, 1
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
 TIMEOUT_SECONDS = 30.0
-# Of one method at once: the host waits for each in a thread, of which it has few.
+# Calls of one method at once: the host waits for each in a thread, and has few.
 MAX_CALLS = 2
 STATS_SECONDS = 0.5
-LOOKS_SECONDS = 0.5
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -55,16 +53,16 @@ class ForeignStoreError(WorkerRPCError):
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[A]):
-    """One of ``model_executor.worker_methods``, and what it answers.
+    """One of ``model_executor.rpc_methods``, and the type of its answer.
 
     Attributes:
         needs_all: Whether a replica that does not answer is an error although others
-            do. Where there is no replica at all there is nothing to be done.
-        stage: Whose workers are asked.
-        merge: Makes one request of those of callers that ask at once, who then share
-            the answer; None where each asks by itself.
-        seconds_between: From one such call to the next, who asks meanwhile shares it:
-            each takes the worker off decoding.
+            do. No replica at all is no error then.
+        stage: The stage whose workers are called.
+        merge: Makes one request of those that wait for the next call, whose callers
+            share its answers; None if each is a call of its own.
+        seconds_between: Seconds from one merged call to the next, as each interrupts
+            decoding; requests that come meanwhile share the next one.
     """
 
     name: str
@@ -75,33 +73,23 @@ class Method(Generic[A]):
     seconds_between: float = 0.0
 
 
-def _any_of_them(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
+def _merged_failed_calls(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
     return wire.FailedCall(request_ids=[i for call in calls for i in call.request_ids])
-
-
-def _all_of_them(calls: Sequence[wire.LookCall]) -> wire.LookCall:
-    return wire.LookCall(keys=list({key: None for call in calls for key in call.keys}))
 
 
 DESCRIBE = Method("tts_cache_describe", wire.Described)
 WANT = Method("tts_cache_want", wire.WantAnswer)
-LOOK = Method(
-    "tts_cache_look",
-    wire.LookAnswer,
-    merge=_all_of_them,
-    seconds_between=LOOKS_SECONDS,
-)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
-# Nothing of a deleted voice may be left: that some have deleted it is not enough.
+# Every replica must delete a voice: that some have is not enough.
 DELETE = Method("tts_cache_delete", wire.Deleted, needs_all=True)
-FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_any_of_them)
+FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_merged_failed_calls)
 STATS = Method(
     "tts_cache_stats",
     wire.WorkerStats,
     merge=lambda _: None,
     seconds_between=STATS_SECONDS,
 )
-# Of families whose decoder keeps states of voices.
+# For families whose decoder keeps states of voices.
 DELETE_STATES = Method(
     "tts_cache_delete_states", wire.Deleted, needs_all=True, stage=DECODER_STAGE
 )
@@ -118,7 +106,7 @@ class AsyncEngine(Protocol):
     """The part of the host's ``AsyncOmni`` that we use.
 
     Attributes:
-        errored: It has ended, and its workers with it.
+        errored: Whether the engine has ended, and its workers with it.
     """
 
     errored: bool
@@ -152,14 +140,14 @@ class SyncEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A call that has not begun, and what those ask who wait for its answers."""
+    """A merged call that has not begun, and the requests that wait for its answers."""
 
     requests: list[msgspec.Struct | None]
     answers: "asyncio.Task[list[Any]]"
 
 
 class AsyncWorkers:
-    """The workers of a server's stages, asked from an event loop."""
+    """The workers of a server's stages, called from an event loop."""
 
     def __init__(self, engine: AsyncEngine):
         self._engine = engine
@@ -171,17 +159,17 @@ class AsyncWorkers:
 
     @property
     def have_ended(self) -> bool:
-        """Whether there are none any more; nobody starts them again."""
+        """Whether the workers have ended; the host does not start them again."""
         return self._engine.errored
 
     async def call(
         self, method: Method[A], request: msgspec.Struct | None = None
     ) -> list[A]:
-        """Call a method; returns the answer of each worker of those replicas that do.
+        """Call a method; return the answers of all workers of replicas that answered.
 
-        Of one method `MAX_CALLS` run at a time, and the others wait for their turn.
-        What a method can `merge` is asked by one call for all who wait for the next; it
-        answers what all of them asked.
+        At most `MAX_CALLS` calls of one method run at a time; the others wait. If the
+        method has a `merge`, all requests that wait are merged into the next call, and
+        share its answers.
 
         Raises:
             UnsupportedModelError: No replica answers: they have no speaker side.
@@ -189,40 +177,45 @@ class AsyncWorkers:
                 all.
         """
         if method.merge is None:
-            return await self._ask(method, lambda: request)
+            return await self._ask(method, [request])
         if (shared := self._shared.get(method.name)) is None:
-            shared = self._shared[method.name] = self._next(method, method.merge)
+            requests: list[msgspec.Struct | None] = []
+            answers = asyncio.create_task(self._ask(method, requests))
+            answers.add_done_callback(_retrieve)
+            shared = self._shared[method.name] = _Shared(requests, answers)
         shared.requests.append(request)
         return await asyncio.shield(shared.answers)
 
-    def _next(self, method: Method[Any], merge: Callable[[Any], Any]) -> _Shared:
-        requests: list[msgspec.Struct | None] = []
-
-        def merged() -> msgspec.Struct | None:
-            del self._shared[method.name]  # who asks from now on wants to know of now
-            self._began_at[method.name] = time.monotonic()
-            return merge(requests)
-
-        async def ask() -> list[Any]:
-            if (began_at := self._began_at.get(method.name)) is not None:
-                free_at = began_at + method.seconds_between
-                await asyncio.sleep(max(0.0, free_at - time.monotonic()))
-            return await self._ask(method, merged)
-
-        answers = asyncio.create_task(ask())
-        answers.add_done_callback(_retrieve)
-        return _Shared(requests, answers)
-
     async def _ask(
-        self, method: Method[A], request: Callable[[], msgspec.Struct | None]
+        self, method: Method[A], requests: list[msgspec.Struct | None]
     ) -> list[A]:
+        """Call the method in its turn; until then callers add to ``requests``."""
+        if (began_at := self._began_at.get(method.name)) is not None:
+            free_at = began_at + method.seconds_between
+            await asyncio.sleep(max(0.0, free_at - time.monotonic()))
         turn = self._turns[method.name]
         await turn.acquire()
-        # It keeps its turn to its end, although its caller leaves: the host's thread
-        # goes on waiting for the worker.
-        asked = asyncio.create_task(self._results(method, request))
-        asked.add_done_callback(lambda _: turn.release())
-        asked.add_done_callback(_retrieve)
+        request = requests[0]
+        if method.merge is not None:
+            del self._shared[method.name]  # a later request needs a later call
+            self._began_at[method.name] = time.monotonic()
+            request = method.merge(requests)
+        # The call keeps its turn to its end, even if its caller leaves: a thread of the
+        # host goes on waiting for the worker.
+        answering = self._engine.collective_rpc(
+            method.name,
+            timeout=TIMEOUT_SECONDS,
+            args=() if request is None else (wire.encode(request),),
+            stage_ids=[method.stage],
+        )
+        asked = asyncio.ensure_future(answering)
+
+        def ended(asked: "asyncio.Future[list[Any]]") -> None:
+            turn.release()
+            if not asked.cancelled():
+                asked.exception()  # all callers may have been cancelled
+
+        asked.add_done_callback(ended)
         try:
             results = await asyncio.shield(asked)
         except (TimeoutError, futures.TimeoutError) as exc:
@@ -231,25 +224,15 @@ class AsyncWorkers:
             raise _unreachable(method, exc) from exc
         return checked_answers(method, results)
 
-    async def _results(
-        self, method: Method[Any], request: Callable[[], msgspec.Struct | None]
-    ) -> list[Any]:
-        return await self._engine.collective_rpc(
-            method.name,
-            timeout=TIMEOUT_SECONDS,
-            args=_arguments(request()),
-            stage_ids=[method.stage],
-        )
-
 
 class SyncWorkers:
-    """The workers of a job's stages, asked by the job."""
+    """The workers of a batch job's stages, called from the job's thread."""
 
     def __init__(self, engine: SyncEngine):
         self._engine = engine
 
     def call(self, method: Method[A], request: msgspec.Struct | None = None) -> list[A]:
-        """Call a method; returns what `AsyncWorkers.call` does.
+        """Call a method; return what `AsyncWorkers.call` returns.
 
         Raises: as `AsyncWorkers.call`.
         """
@@ -257,7 +240,7 @@ class SyncWorkers:
             results = self._engine.collective_rpc(
                 method.name,
                 timeout=TIMEOUT_SECONDS,
-                args=_arguments(request),
+                args=() if request is None else (wire.encode(request),),
                 stage_ids=[method.stage],
             )
         except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
@@ -297,7 +280,7 @@ def checked_answers(method: Method[A], results: Sequence[Any]) -> list[A]:
 def encoding_of(answers: Sequence[wire.EncodingAnswer], key: EncodingKey) -> Encoding:
     """Return the encoding that any worker answered `ENCODING` with.
 
-    Raises: EncodeError if none has it (any more), or its copy is damaged.
+    Raises: EncodeError if no worker has it (any more), or the answer is damaged.
     """
     for answer in answers:
         if answer.encoding is not None:
@@ -311,7 +294,7 @@ def encoding_of(answers: Sequence[wire.EncodingAnswer], key: EncodingKey) -> Enc
 def fingerprints_of(answers: Sequence[wire.Described]) -> dict[str, str]:
     """Return encoder name -> fingerprint, of workers that must agree.
 
-    Raises: WorkerRPCError if they do not.
+    Raises: WorkerRPCError if they disagree.
     """
     found = [answer.fingerprints for answer in answers]
     if any(other != found[0] for other in found):
@@ -338,11 +321,7 @@ def refuse_elsewhere(answers: Sequence[wire.Described], store_id: StoreId) -> No
 
 def _retrieve(task: "asyncio.Task[Any]") -> None:
     if not task.cancelled():
-        task.exception()  # all who asked may have left
-
-
-def _arguments(request: msgspec.Struct | None) -> tuple[bytes, ...]:
-    return () if request is None else (wire.encode(request),)
+        task.exception()  # all callers may have been cancelled
 
 
 def _unreachable(method: Method[Any], exc: BaseException) -> WorkerRPCError:
@@ -352,21 +331,20 @@ def _unreachable(method: Method[Any], exc: BaseException) -> WorkerRPCError:
 def _answers_of(method: Method[A], replica: Any) -> list[A]:
     if not isinstance(replica, list):
         raise WorkerRPCError(f"{method.name}: {_reason(replica)}")
-    return [_checked(method, answer) for answer in replica]
-
-
-def _checked(method: Method[A], answer: Any) -> A:
-    if not isinstance(answer, bytes):
-        raise WorkerRPCError(f"{method.name}: {_reason(answer)}")
-    try:
-        found = wire.decode_answer(method.answer, answer)
-    except WorkerRPCError as exc:  # another version of this package, perhaps
-        raise WorkerRPCError(f"{method.name}: {exc}") from exc
-    if isinstance(found, wire.Unsupported):
-        raise UnsupportedModelError(f"{method.name}: {found.reason}")
-    if isinstance(found, wire.Failed):
-        raise WorkerRPCError(f"{method.name}: {found.reason}")
-    return found
+    answers: list[A] = []
+    for answer in replica:
+        if not isinstance(answer, bytes):
+            raise WorkerRPCError(f"{method.name}: {_reason(answer)}")
+        try:
+            found = wire.decode(method.answer, answer, *wire.REFUSALS)
+        except WorkerRPCError as exc:  # another version of this package, perhaps
+            raise WorkerRPCError(f"{method.name}: {exc}") from exc
+        if isinstance(found, wire.Unsupported):
+            raise UnsupportedModelError(f"{method.name}: {found.reason}")
+        if isinstance(found, wire.Failed):
+            raise WorkerRPCError(f"{method.name}: {found.reason}")
+        answers.append(found)
+    return answers
 
 
 def _reason(answer: Any) -> str:

@@ -2,12 +2,13 @@
 
 A call takes the bytes of one struct and answers those of one; structs and not dicts,
 because the host mangles what it does not know, and bytes of a known type can be
-checked whole where they arrive. Whatever a worker cannot answer is `Unsupported` or
-`Failed`, so nobody reads a reason out of a string.
+checked whole where they arrive. A worker that cannot answer returns `Unsupported` or
+`Failed`, so no caller has to parse an error text.
 """
 
 from enum import Enum
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,9 +19,10 @@ from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.store.memory import TierStats
 
 S = TypeVar("S", bound=Struct)
+T = TypeVar("T", bound=Struct)
 
-# Of durations that workers count: a fast GPU encodes in milliseconds, the slowest CPU a
-# long clip in minutes. What took longer than the last is counted after it.
+# Upper bounds of the classes in which workers count durations: a fast GPU encodes in
+# milliseconds, the slowest CPU a long clip in minutes. One more class has no bound.
 DURATION_BOUNDS_SECONDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0),
@@ -33,8 +35,6 @@ _SHOWN_CHARS = 200
 class JobState(str, Enum):
     """How far one encoding is in one worker."""
 
-    MISSING = "missing"  # not in memory, and no job
-    QUEUED = "queued"
     ENCODING = "encoding"
     READY = "ready"  # stored, or in memory where it cannot be stored
     FAILED = "failed"  # the encoder raised; the report says why
@@ -48,20 +48,20 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class _Part(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of one."""
+    """A part of a message."""
 
 
 class Want(_Part, frozen=True, kw_only=True):
     """One encoding that a client, an API process or a batch job, waits for.
 
     Attributes:
-        id: Names the want among its client's. Said again, it is the same want.
-        audio_sha256: Of its reference audio.
-        fingerprint: Of its encoder.
+        id: Unique among its client's wants. Sent again, it is the same want.
+        audio_sha256: Address of the reference audio.
+        fingerprint: Fingerprint of the encoder.
         segment: Value of a `Segment`: whose budget it counts against.
-        tenant: Whose turn it is when this is encoded.
+        tenant: The tenant in whose turn it is encoded.
         urgent: Whether a request waits, and not only a precompute.
-        force: Whether it is encoded although the encoding exists.
+        force: Whether to encode even if the encoding exists.
     """
 
     id: int
@@ -74,12 +74,12 @@ class Want(_Part, frozen=True, kw_only=True):
 
 
 class WantCall(_Message, frozen=True):
-    """Queue a client's new wants, give up others, and say which have ended.
+    """Queue a client's new wants, withdraw others, and ask which have ended.
 
     Attributes:
-        client_id: The client keeps it as long as it lives.
-        new: Wants that the worker was not told of, or not as they are now.
-        withdrawn: Ids of wants that nobody waits for, or whose end the client knows.
+        client_id: The same for as long as the client lives.
+        new: Wants that the worker has not received yet, or that changed since.
+        withdrawn: Ids of wants that no request waits for, or whose end is known.
         lease_seconds: For how long the worker keeps the client's wants from now on.
     """
 
@@ -96,7 +96,7 @@ class WantReport(_Part, frozen=True):
         id: Of the want.
         state: How far.
         reason: Why it failed, for the client; else empty.
-        encoding_seconds: How long the encoder has been at it, while ``ENCODING``.
+        encoding_seconds: How long its encode has been running, while ``ENCODING``.
     """
 
     id: int
@@ -114,8 +114,8 @@ class WantAnswer(_Message, frozen=True):
             knows no wants but those of this call.
         reports: Of wants that have ended, until they are withdrawn, and of the one that
             is being encoded.
-        num_finished: Jobs that ended since the worker's start; it only grows, so who
-            waits sees by it that the queue moves.
+        num_finished: Jobs that ended since the worker's start; it only grows, so a
+            client that waits sees whether the queue moves.
     """
 
     rank: int
@@ -124,45 +124,14 @@ class WantAnswer(_Message, frozen=True):
     num_finished: int
 
 
-class LookCall(_Message, frozen=True):
-    """Ask how far encodings are that nobody need wait for.
-
-    Attributes:
-        keys: Of each the address of its audio and its encoder's fingerprint.
-    """
-
-    keys: list[tuple[str, str]]
-
-
-class JobReport(_Part, frozen=True):
-    """How far one encoding is.
-
-    Attributes:
-        key: As in the call.
-        state: How far.
-        reason: Why it failed, for the client; else empty.
-    """
-
-    key: tuple[str, str]
-    state: JobState
-    reason: str = ""
-
-
-class LookAnswer(_Message, frozen=True):
-    """How far a call's encodings are in one worker; only rank 0 encodes."""
-
-    rank: int
-    reports: list[JobReport]
-
-
 class Described(_Message, frozen=True):
-    """The speaker side of one worker.
+    """The encoders and the store of one worker.
 
     Attributes:
         rank: Of the worker.
-        fingerprints: Of its encoders, by name.
-        store_id: Of the directory that it reads reference audio from.
-        store_place: Where that is, for people.
+        fingerprints: Fingerprints of its encoders, by name.
+        store_id: Id of the store that it reads reference audio from.
+        store_place: Host and path, or URL, of that store, for messages.
     """
 
     rank: int
@@ -183,8 +152,8 @@ class Deleted(_Message, frozen=True):
 
     Attributes:
         num_entries: Encodings that left memory.
-        busy: Addresses that the encode thread has in hand, or of which there are copies
-            on its disk; ask again for these.
+        busy: Addresses of audios that are being encoded, or that have copies on the
+            worker's disk; delete these again.
     """
 
     num_entries: int
@@ -211,7 +180,7 @@ class EncodingCall(_Message, frozen=True):
 
 
 class EncodingAnswer(_Message, frozen=True):
-    """The encoding as `store.encoding` writes it; None if the worker has it not."""
+    """The encoding as `store.encoding` writes it; None if the worker has none."""
 
     encoding: bytes | None
 
@@ -235,9 +204,9 @@ class EncodeTimes(_Part, frozen=True):
     Attributes:
         encoder: Its name in its family.
         segment: Value of a `Segment`.
-        encode: From when the encode thread had the audio to read until it had the
+        encode: From when the encode thread began to read the audio until it had the
             encoding.
-        queue: From when the job was queued until then.
+        queue: From when the job was queued until that beginning.
     """
 
     encoder: str
@@ -252,13 +221,13 @@ class SpeakerStats(_Part, frozen=True, kw_only=True):
     Attributes:
         hits: Lookups answered, by tier: ``memory`` and ``disk``.
         tier_errors: Lookups that the disk could not answer.
-        waiting: Encodes that wait, by segment; ``in_flight``: all of them, and the one
-            in hand.
-        dropped: Encodes that nobody waited for any more.
-        refused: Encodes that were one too many.
-        encodes: Done, by encoder; ``failed_encodes`` likewise.
-        disk_evictions: By segment.
-        bucket: What became of objects; empty without an object store.
+        waiting: Queued encodes, by segment; ``in_flight``: all of these, and the
+            running one.
+        dropped: Queued encodes that were removed because no client waits for them.
+        refused: Wants that were refused because too many inline jobs were queued.
+        encodes: Finished encodes, by encoder; ``failed_encodes``: failed ones.
+        disk_evictions: Evictions from disk, by segment.
+        bucket: Counts of what became of objects; empty without an object store.
         rpc_calls: How often each method was called.
     """
 
@@ -286,9 +255,9 @@ class WorkerStats(_Message, frozen=True):
 
     Attributes:
         rank: Of the worker.
-        worker_id: Another one in each process, so that counts that begin anew are
-            told from counts that fall.
-        encode_times: Of each encoder and segment that were encoded.
+        worker_id: Another one in each process, so that counters that begin anew can be
+            distinguished from counters that fall.
+        encode_times: For each encoder and segment with finished encodes.
     """
 
     rank: int
@@ -298,7 +267,7 @@ class WorkerStats(_Message, frozen=True):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As the stats route shows them."""
+        """The counters as the stats route shows them."""
         return {"rank": self.rank, **msgspec.to_builtins(self.stats)}
 
 
@@ -307,8 +276,8 @@ class DecoderStats(_Message, frozen=True):
 
     Attributes:
         rank: Of the worker.
-        states: How many are kept, and in how many bytes, of how many at most.
-        hits: Requests whose state was there; ``made``: for which one was made.
+        states: Number of stored states; they take ``bytes`` of ``max_bytes``.
+        hits: Requests whose state was stored; ``made``: those for which one was made.
         rpc_calls: How often each method was called.
         worker_id: Another one in each process.
     """
@@ -325,7 +294,7 @@ class DecoderStats(_Message, frozen=True):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As the stats route shows them."""
+        """The counters as the stats route shows them."""
         fields = asdict(self)
         del fields["worker_id"]
         return fields
@@ -343,48 +312,36 @@ class Failed(_Message, frozen=True):
     reason: str
 
 
-def encode(message: Struct) -> bytes:
-    """Return a message as bytes."""
-    return msgspec.msgpack.encode(message)
+# What a worker may answer instead of a method's own answer.
+REFUSALS = Unsupported, Failed
+
+encode = msgspec.msgpack.encode  # a message as bytes
 
 
-def decode(kind: type[S], data: object) -> S:
-    """Read a message of one kind.
+def decode(kind: type[S], data: object, *others: type[T]) -> S | T:
+    """Read a message of one kind, or of one of the others.
 
     Args:
         kind: The struct that is expected.
         data: What arrived; anything, as the host may have put an error in its place.
+        others: Structs that may come instead.
 
     Raises:
-        WorkerRPCError: Not the bytes of such a message.
+        WorkerRPCError: ``data`` is not the bytes of such a message.
     """
-    message: S = _read(kind, kind.__name__, data)
-    return message
-
-
-def decode_answer(kind: type[S], data: object) -> S | Unsupported | Failed:
-    """Read a worker's answer, which may be that it has none; arguments as `decode`.
-
-    Raises:
-        WorkerRPCError: Not the bytes of any of these.
-    """
-    answer: S | Unsupported | Failed
-    answer = _read(kind | Unsupported | Failed, kind.__name__, data)
-    return answer
-
-
-def _read(kind: Any, name: str, data: object) -> Any:
+    name = kind.__name__
     if not isinstance(data, bytes | bytearray | memoryview):
         raise WorkerRPCError(f"expected the bytes of {name}, got {_shown(data)}")
     try:
-        return _decoder(kind).decode(data)
+        message: S | T = _decoder(kind, *others).decode(data)
     except _NOT_OURS as exc:
         raise WorkerRPCError(f"not the bytes of {name}: {_shown(exc)}") from exc
+    return message
 
 
 @cache
-def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
-    return msgspec.msgpack.Decoder(kind)
+def _decoder(*kinds: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(reduce(or_, kinds))
 
 
 def _shown(value: object) -> str:

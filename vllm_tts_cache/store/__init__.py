@@ -1,1 +1,1 @@
-"""Encodings: what reference encoders make of reference audio, and where it is kept."""
+"""The store: speakers, reference audio and encodings, as rows and as bytes."""

@@ -1,14 +1,13 @@
-"""Which files a catalogue on a server is of, and which catalogue they are of.
+"""Binds a PostgreSQL catalogue to the directory or the bucket that has its files.
 
-A recovery removes files that the catalogue has no row of, and rows without a file. With
-another catalogue, directory or bucket that would be all of them: so the catalogue and
-the place of its files know each other, and neither is used with another one.
+A recovery removes files without a row and rows without a file. With another catalogue,
+directory or bucket that would be all of them. So each stores the id of the other, and
+neither is used with another one.
 
-A worker may run on another machine than the API process, where a path says nothing. So
-the directory holds a file with an id of its own, and processes compare that.
+A worker may run on another machine than the API process, where the same path may be
+another directory. So the directory holds a file with its id, which processes compare.
 """
 
-import logging
 import secrets
 import socket
 from contextlib import suppress
@@ -18,95 +17,93 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
-from vllm_tts_cache.catalogue import schema, stored_files
+from vllm_tts_cache import errors
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
-from vllm_tts_cache.errors import (
-    ConfigError,
-    NoCatalogueError,
-    ObjectStoreError,
-    StorageError,
-)
 from vllm_tts_cache.files import publish_once, read_whole, storage_errors
+from vllm_tts_cache.logs import logger
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 CATALOGUE_ID = "catalogue-id"
-# What a catalogue of a bucket has in the place of a directory's id.
+# The directory id of a catalogue that is bound to a bucket, and of one whose bucket a
+# server is about to mark: a lost mark must not look like one that was never made.
 OBJECT_STORE = "object store"
+NEW_OBJECT_STORE = "object store, not marked yet"
 ID_FILE_NAME = "directory-id"
 _ID_BYTES = 16
 
 
 def check_file(root: Path) -> None:
-    """Refuse a catalogue in the directory where that on a server is meant.
+    """Refuse a catalogue in a directory whose catalogue is on PostgreSQL.
 
     Raises: ConfigError.
     """
     if _catalogue_of(root):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"The voices in SPEAKER_SAMPLES_DIR={str(root)!r} are in a catalogue on "
             "PostgreSQL: set SPEAKER_CATALOGUE_URL as the server that stored them does."
         )
 
 
 def check_server(root: Path) -> None:
-    """Refuse a catalogue on a server where there is one in the directory.
+    """Refuse a catalogue on PostgreSQL for a directory that has its own.
 
     Raises: ConfigError.
     """
     if (root / FILE_NAME).exists():
-        raise ConfigError(
+        raise errors.ConfigError(
             f"SPEAKER_SAMPLES_DIR={str(root)!r} has a catalogue of its own, "
-            f"{FILE_NAME}, of whose voices that of SPEAKER_CATALOGUE_URL knows "
-            "nothing. Set SPEAKER_SAMPLES_DIR to another directory, and take its "
-            "voices along with `vllm-tts-cache voices export` and `import`."
+            f"{FILE_NAME}, whose voices are not in that of SPEAKER_CATALOGUE_URL. Set "
+            "SPEAKER_SAMPLES_DIR to another directory, and move the voices with "
+            "`vllm-tts-cache voices export` and `import`."
         )
 
 
 def bind(root: Path, database: Database) -> None:
-    """Make catalogue and directory known to each other, once.
+    """Store the ids of catalogue and directory in each other, unless they are bound.
 
-    Raises: ConfigError: One of them belongs to another.
+    Raises: ConfigError: One of the two is bound to a third; StorageError.
     """
     here = store_id_of(root)
     if not here.id:
-        raise StorageError(f"{root / ID_FILE_NAME} cannot be written or read.")
+        place = f"SPEAKER_SAMPLES_DIR: {root / ID_FILE_NAME}"
+        raise errors.StorageError(f"{place} is unusable: correct its permissions.")
     with database.write() as db:
         if _bound_to(db) is None:
             if _catalogue_of(root):
                 raise _foreign(root, database)
-            _write_home(db, here.id, here.place)
+            _bind_to(db, here.id, here.place)
     catalogue_id = check(root, database)
     with storage_errors(root):
         publish_once(root / CATALOGUE_ID, catalogue_id.encode())
-    check(root, database)  # another server may have been there first
+    check(root, database)  # another server may have bound it first
 
 
 def check(root: Path, database: Database) -> str:
-    """Return the catalogue's id, and refuse a directory that is not of it.
+    """Return the catalogue's id if it is bound to this directory.
 
-    Raises: ConfigError.
+    Raises: ConfigError: The catalogue is bound to another directory, or to none.
     """
     with database.read() as db:
         row = _bound_to(db)
     if row is None:
-        raise NoCatalogueError(
+        raise errors.NoCatalogueError(
             f"The voice catalogue {database.where} is empty: no server has stored "
             "voices there. Start the server once, or correct SPEAKER_CATALOGUE_URL."
         )
     catalogue_id, directory_id, place = row
     if directory_id == OBJECT_STORE:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"The voice catalogue {database.where} is of the objects in {place}: set "
             "SPEAKER_STORE_URL as the servers do that stored them."
         )
     here = store_id_of(root)
     if directory_id != here.id:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"The voice catalogue {database.where} is of the files in {place}, and "
             f"SPEAKER_SAMPLES_DIR is {here.place}, another directory. Servers that "
             "share a catalogue share one directory. If it is the same one, moved or "
@@ -118,7 +115,7 @@ def check(root: Path, database: Database) -> str:
 
 
 def check_still(place: "Path | Bucket", database: Database) -> None:
-    """See that the files have not been taken away, or become others', since `bind`.
+    """Verify that the files are still there and bound to this catalogue.
 
     Raises: StorageError.
     """
@@ -127,54 +124,62 @@ def check_still(place: "Path | Bucket", database: Database) -> None:
             check_bucket(place, database)
             return
         catalogue_id = check(place, database)
-    except ConfigError as exc:
-        raise StorageError(str(exc)) from exc
+    except errors.ConfigError as exc:
+        raise errors.StorageError(str(exc)) from exc
     if _catalogue_of(place) != catalogue_id:
-        raise StorageError(
+        raise errors.StorageError(
             f"SPEAKER_SAMPLES_DIR={str(place)!r} has lost its file {CATALOGUE_ID}: "
             "is it mounted? Nothing was removed."
         )
 
 
 def bind_bucket(bucket: "Bucket", database: Database) -> str:
-    """Make catalogue and bucket known to each other, once; return the catalogue's id.
+    """Bind catalogue and bucket as `bind` does; return the catalogue's id.
 
-    A bucket that is down is looked at later, if it was bound before: what is on this
-    machine speaks.
+    Only this function marks a bucket. If the bucket is down but was bound before,
+    `check_still` checks it later: voices with copies here can be spoken meanwhile.
 
     Raises:
-        ConfigError: One of them belongs to another.
-        StorageError: It could not be read or written.
+        ConfigError: One of the two is bound to a third.
+        StorageError: The bucket could not be read or written.
     """
     error = marker = None
     try:
         marker = bucket.get(CATALOGUE_ID)
-    except ObjectStoreError as exc:
+    except errors.ObjectStoreError as exc:
         error = exc
-    # After the marker, which a server that is the first writes after the row.
+    # Read after the marker: the first server writes the row before the marker.
     with database.read() as db:
         bound = _bound_to(db)
     if error is not None:
-        if bound is None:
+        if bound is None or bound[1] == NEW_OBJECT_STORE:
             raise error
         if bound[1] == OBJECT_STORE:
-            logger.warning("%s It is looked at again.", error.log_text)
+            logger.warning("%s It is checked again later.", error.log_text)
             return bound[0]
     elif bound is None:
         if marker is not None:
             raise _foreign(bucket, database)
         with database.write() as db:
-            if _bound_to(db) is None:
-                _write_home(db, OBJECT_STORE, bucket.where)
-    return check_bucket(bucket, database)
+            if (bound := _bound_to(db)) is None:
+                bound = _bind_to(db, NEW_OBJECT_STORE, bucket.where)
+    new_id = bound[0] if bound and bound[1] == NEW_OBJECT_STORE else None
+    if new_id is not None:
+        # Another catalogue's server may have marked it since: the check reads it again.
+        bucket.put(CATALOGUE_ID, new_id.encode(), is_new=True)
+    catalogue_id = check_bucket(bucket, database)
+    if new_id is not None:
+        with database.write() as db:
+            db.execute(schema.binding.update().values(directory_id=OBJECT_STORE))
+    return catalogue_id
 
 
 def check_bucket(bucket: "Bucket", database: Database) -> str:
-    """As `check`, for a bucket. Raises: ConfigError, StorageError."""
+    """`check` a bucket; writes nothing. Raises: ConfigError, StorageError."""
     with database.read() as db:
-        row, is_empty = _bound_to(db), stored_files.last_id(db) == 0
-    if row is None or row[1] != OBJECT_STORE:
-        raise ConfigError(
+        row = _bound_to(db)
+    if row is None or row[1] not in (OBJECT_STORE, NEW_OBJECT_STORE):
+        raise errors.ConfigError(
             f"The voice catalogue {database.where} is of the files in "
             f"{'a directory' if row is None else row[2]}, not of {bucket.where}. Take "
             "its voices along with `vllm-tts-cache voices export` and `import`, or "
@@ -182,41 +187,41 @@ def check_bucket(bucket: "Bucket", database: Database) -> str:
         )
     catalogue_id = row[0]
     marker = bucket.get(CATALOGUE_ID)
-    if marker is None and is_empty:
-        bucket.put(CATALOGUE_ID, catalogue_id.encode())
-    elif marker is None:
-        raise ObjectStoreError(
+    if marker is None:
+        raise errors.ObjectStoreError(
             bucket.where,
-            f"it has lost its object {CATALOGUE_ID}: is it the right bucket?",
+            f"it has no object {CATALOGUE_ID}: is it the right bucket? If it is, store "
+            f"that object again, with {catalogue_id}",
         )
-    elif marker.decode("ascii", "replace").strip() != catalogue_id:
+    if marker.decode("ascii", "replace").strip() != catalogue_id:
         raise _foreign(bucket, database)
     return catalogue_id
 
 
-def _foreign(place: "Path | Bucket", database: Database) -> ConfigError:
+def _foreign(place: "Path | Bucket", database: Database) -> errors.ConfigError:
     if isinstance(place, Path):
         what = f"files in SPEAKER_SAMPLES_DIR={str(place)!r}"
         settings = "one of the two settings"
     else:
         what = f"objects in {place.where}"
         settings = "SPEAKER_STORE_URL or SPEAKER_CATALOGUE_URL"
-    return ConfigError(
+    return errors.ConfigError(
         f"The {what} are of another voice catalogue than {database.where}, which knows "
         f"none of them. Correct {settings}, or restore the database from its backup."
     )
 
 
 def _bound_to(db: Connection) -> tuple[str, str, str] | None:
-    """The catalogue's id, the id of the place of its files, and where that is."""
-    columns = schema.home.c
+    """Return (catalogue's id, directory's id, place of the files); None if unbound."""
+    columns = schema.binding.c
     query = select(columns.catalogue_id, columns.directory_id, columns.place)
     return db.execute(query).tuples().first()
 
 
-def _write_home(db: Connection, directory_id: str, place: str) -> None:
-    row = {"catalogue_id": secrets.token_hex(_ID_BYTES), "place": place}
-    db.execute(schema.home.insert(), {**row, "directory_id": directory_id})
+def _bind_to(db: Connection, directory_id: str, place: str) -> tuple[str, str, str]:
+    row = (secrets.token_hex(_ID_BYTES), directory_id, place)
+    db.execute(schema.binding.insert().values(row))
+    return row
 
 
 def _catalogue_of(root: Path) -> str:
@@ -226,33 +231,33 @@ def _catalogue_of(root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreId:
-    """Where a process has its files; processes compare it.
+    """The place of a process's files; API processes and workers compare theirs.
 
     Attributes:
-        id: Of a directory, what its marker file holds, and empty if there is none; of
-            a bucket, the id of its catalogue.
-        place: Host and path, or the bucket's URL, for people.
+        id: For a directory the content of its file ``directory-id``, empty without it;
+            for a bucket the id of its catalogue.
+        place: Host and path, or the bucket's URL, for messages.
     """
 
     id: str = ""
     place: str = ""
 
     def is_elsewhere(self, other: "StoreId") -> bool:
-        """Tell whether these are two directories; False where nobody can know."""
+        """Whether these are two stores; False if one has no id."""
         return bool(self.id and other.id) and self.id != other.id
 
 
 def mark(root: Path) -> None:
     """Give the directory its id, unless it has one.
 
-    It serves a diagnosis only: a disk that does not take it is no error.
+    A failure is no error here: `bind` needs the id and raises, others only compare it.
     """
     with suppress(OSError):
         publish_once(root / ID_FILE_NAME, secrets.token_hex(_ID_BYTES).encode())
 
 
 def store_id_of(root: Path) -> StoreId:
-    """Return a directory as this process sees it; nothing is written."""
+    """Return the id of a directory as this process sees it; writes nothing."""
     found = ""
     with suppress(OSError, UnicodeDecodeError):
         found = (root / ID_FILE_NAME).read_text(encoding="ascii").strip()

@@ -1,12 +1,12 @@
-"""Storing and removing bytes, for those who own them: see `store.reading` for the rest.
+"""Storing and removing the bytes of a bucket; `DirectoryOwner` does so in a directory.
 
 Methods that take a connection are called in a write transaction of the catalogue, and
-do not wait for a network. Every method raises StorageError if what it needs fails,
-unless it says otherwise.
+do not wait for a network. Every method raises StorageError if the catalogue, the bucket
+or the disk fails, unless it says otherwise. Reading is in `store.reading`.
 
-Every object of a bucket has a name of its own that is never used again, and a row that
-names it: so nothing is written over, a reader that comes late finds nothing rather than
-other bytes, and no lock is held over a request to the bucket.
+An object's name is never used again, and a row names it. So no object is overwritten, a
+late reader finds no object rather than other bytes, and no lock is held during a
+request to the bucket.
 """
 
 from collections.abc import Collection
@@ -36,64 +36,68 @@ class BucketOwner:
         self.copies = copies
         self.files = copies.directory
 
-    def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
-        """Make an object that is announced; of a killed process it is swept in time."""
+    def stage(self, data: bytes, audio_sha256: str, artifact: str) -> Staged:
+        """Announce an object and store it; `sweep` removes it if this process dies."""
         name = objects.new_name(audio_sha256)
         with self._database.read() as db:
             objects.announce(db, name, audio_sha256)
         try:
             self.bucket.put(name, data)
         except ObjectStoreError:
-            # It may have arrived all the same, or arrive yet.
+            # The bucket may have stored it all the same, or may do so late.
             with suppress(StorageError), self._database.read() as db:
-                objects.let_go(db, name, audio_sha256, is_late=True)
+                objects.release(db, name, audio_sha256, is_late=True)
             raise
-        return Staged(data=data, audio_sha256=audio_sha256, kind=kind, object_name=name)
+        return Staged(
+            data=data, audio_sha256=audio_sha256, artifact=artifact, object_name=name
+        )
 
     def place(self, db: Connection, staged: Staged) -> str | None:
-        """As of a directory: the row takes the object."""
+        """Claim the object for its row, as `DirectoryOwner.place` does a file."""
         name = staged.object_name
         if name is None or not objects.claim(db, name):
             raise TakenAwayError
         return name
 
     def unstage(self, staged: Staged) -> None:
-        """Keep a copy of what a row has, and have the object removed of what none has.
+        """Keep a copy if a row has the object; else leave the object to `sweep`.
 
         Raises nothing.
         """
         with suppress(StorageError):
             with self._database.read() as db:
-                objects.let_go_of_announced(db, str(staged.object_name))
-                file = stored_files.find(db, staged.audio_sha256, staged.kind)
+                objects.release_announced(db, str(staged.object_name))
+                file = stored_files.find(db, staged.audio_sha256, staged.artifact)
             if file is not None and file.object_name == staged.object_name:
                 self.copies.keep(file, staged.data)
 
-    def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
-        """Remove copies; the objects are let go with their rows."""
+    def remove(
+        self, db: Connection, audio_sha256: str, artifacts: Collection[str]
+    ) -> None:
+        """Remove copies; deleting the rows leaves the objects to `sweep`."""
         del db
-        self.files.remove(audio_sha256, kinds)
+        self.files.remove(audio_sha256, artifacts)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
     ) -> None:
-        """As of a directory: objects that are being made are not placed any more."""
+        """Unless artifacts are kept, have `place` refuse staged bytes of the audio."""
         del deletion_id
         if not keep:
-            objects.let_go_of_audio(db, audio_sha256)
+            objects.release_audio(db, audio_sha256)
 
     def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
-        """Remove all objects of the audio that have no row."""
+        """Remove all copies and objects of the audio that have no row."""
         del deletion_id
         if audio_sha256 is not None:
             self.copies.delete_unstored(audio_sha256)
             self.sweep(audio_sha256)
 
     def remove_strays(self) -> list[str]:
-        """Remove objects without a row, as there are beside an older catalogue.
+        """Remove objects without a row; restoring an older catalogue leaves such.
 
-        One that is being made was announced before. Returns what was removed, a line
-        each; it lists the whole bucket.
+        An object that is being made has been announced, and stays. Lists the whole
+        bucket; returns a line for each object that was removed.
         """
         strays = [
             name
@@ -101,10 +105,10 @@ class BucketOwner:
             for name in self._strays(prefix)
         ]
         self.sweep()
-        return [f"removed {name}, which nobody had" for name in strays]
+        return [f"removed {name}, which had no row" for name in strays]
 
     def sweep(self, audio_sha256: str | None = None) -> int:
-        """Remove objects, of an audio or of all, that were let go; return how many."""
+        """Remove released objects, of one audio or of all; return their number."""
         num_removed = 0
         while True:
             with self._database.read() as db:
@@ -113,21 +117,21 @@ class BucketOwner:
                 return num_removed
             self.bucket.delete(names)
             with self._database.read() as db:
-                objects.removed(db, names)
+                objects.delete_rows(db, names)
             num_removed += len(names)
 
     def _strays(self, prefix: str) -> list[str]:
         sizes = self.bucket.sizes(f"{objects.FOLDER}/{prefix}")
-        names = {name for name, _ in sizes if objects.is_name(name)}
+        names = {name for name, _ in sizes if objects.NAME.fullmatch(name)}
         with self._database.read() as db:
             announced = objects.names(db)
-        # Later, so that what was claimed between is seen in one of the two.
+        # Rows are read last: an object claimed in between is in one of the sets.
         with self._database.read() as db:
             rows = stored_files.between(db, prefix, prefix + "g")
         strays = sorted(names - announced - {row.object_name for row in rows})
         with self._database.read() as db:
             for name in strays:
-                objects.let_go_of_announced(db, name)
+                objects.release_announced(db, name)
         return strays
 
 

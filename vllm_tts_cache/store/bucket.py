@@ -1,7 +1,7 @@
 """An object store: bytes by name, in a bucket of S3, Google Cloud or Azure.
 
-By obstore, which takes credentials as each provider's own tools do, from variables of
-the environment, files and instance metadata.
+It uses obstore, which takes credentials as each provider's own tools do: from
+environment variables, files and instance metadata.
 """
 
 import os
@@ -12,15 +12,20 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import ObjectStore, from_url
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import ObjectStore, S3Store, from_url
 
 from vllm_tts_cache.errors import ConfigError, ObjectStoreError
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 3.0
-# Of a whole answer. The longest encoding is some megabytes; ten minutes of audio, 50.
+# For a whole answer. The longest encoding is some megabytes; ten minutes of audio, 50.
 _ANSWER_SECONDS = 20.0
 _READ_SECONDS = 10.0
 _MAX_RETRIES = 2
@@ -32,19 +37,19 @@ _DELETED_AT_ONCE = 500
 class Bucket:
     """Objects under a URL; safe in any thread.
 
-    Of a process that has used one, no forked child can use any.
+    A forked child of a process that has used a bucket cannot use any.
 
-    Every method raises ObjectStoreError where the store does not do it: down, slow,
-    refusing, or answering what is none.
+    Every method raises ObjectStoreError if the store is down or slow, or if it refuses
+    the request or gives an invalid answer.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///directory``.
-        is_plain: Whether HTTP without encryption will do.
+        is_plain: Whether HTTP without encryption is allowed.
 
-    Raises: ConfigError: It is no such URL.
+    Raises: ConfigError: ``url`` is no such URL.
     """
 
-    _process = 0  # which uses one
+    _process = 0  # the id of the process that has used a bucket
 
     def __init__(self, url: str, *, is_plain: bool = False):
         self.where = shown(url)
@@ -67,47 +72,56 @@ class Bucket:
         except (BaseError, ValueError, TypeError) as exc:
             raise ConfigError(f"SPEAKER_STORE_URL={self.where}: {_first(exc)}") from exc
 
-    def put(self, name: str, data: bytes) -> None:
-        """Make an object, whole or not at all; over what is there."""
-        self._do(lambda store: obstore.put(store, name, data, use_multipart=False))
+    def put(self, name: str, data: bytes, *, is_new: bool = False) -> None:
+        """Store an object, whole or not at all, in place of the one with its name.
+
+        With ``is_new`` the old one stays, except on S3 servers without conditions.
+        """
+        how: Any = {"mode": "create" if is_new else "overwrite", "use_multipart": False}
+        with suppress(AlreadyExistsError):
+            self._do(lambda store: obstore.put(store, name, data, **how))
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes; None if there is none, or no bucket."""
-        with suppress(FileNotFoundError):
-            return self._do(lambda store: bytes(obstore.get(store, name).bytes()))
-        return None
+        """Return an object's bytes; None if it is missing, or the bucket is."""
+
+        def fetched(store: ObjectStore) -> bytes | None:
+            with suppress(FileNotFoundError):
+                return bytes(obstore.get(store, name).bytes())
+            return None
+
+        return self._do(fetched)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects; those that are not there are none to remove."""
+        """Remove objects; a missing one is no error."""
         for start in range(0, len(names), _DELETED_AT_ONCE):
             some = list(names[start : start + _DELETED_AT_ONCE])
             self._do(lambda store, some=some: _delete(store, some))
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Names and bytes of all objects whose names begin with directories."""
+        """Yield name and size in bytes of each object under the path ``prefix``."""
         listed = self._do(lambda store: obstore.list(store, prefix))
         while some := self._do(lambda _: next(listed, None)):
             for meta in some:
                 yield str(meta["path"]), int(meta["size"])
 
     def folders(self, prefix: str) -> list[str]:
-        """The last parts of the directories that names go on with."""
+        """Return the last segments of the paths directly under ``prefix``."""
         listed = self._do(lambda store: obstore.list_with_delimiter(store, prefix))
         return [str(path).rpartition("/")[2] for path in listed["common_prefixes"]]
 
     def _do(self, act: Callable[[ObjectStore], T]) -> T:
         # The first use in a process starts obstore's threads, which cannot be started
-        # again: a forked child would wait for those that were left behind.
+        # again: a forked child does not have them and would wait for them forever.
         if Bucket._process not in (0, os.getpid()):
             raise self._error("this process was forked from one that had used it")
         Bucket._process = os.getpid()
         try:
             return act(self._store)
-        except FileNotFoundError:
+        except AlreadyExistsError:
             raise
         except (PermissionDeniedError, UnauthenticatedError) as exc:
             raise self._error(f"it refuses our credentials ({_first(exc)})") from None
-        # obstore raises OSError for a directory, and Python's own for what is no name.
+        # obstore raises OSError for file:///, and Python's errors for an invalid name.
         except (BaseError, OSError, ValueError) as exc:
             raise self._error(_first(exc)) from None
 
@@ -116,22 +130,25 @@ class Bucket:
 
 
 def shown(url: str) -> str:
-    """A URL as logs and people may see it: without what is before an ``@``."""
+    """Return a URL for logs and messages, without what is before an ``@``."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _delete(store: ObjectStore, names: list[str]) -> None:
-    # A directory says that one is not there; services do not.
     try:
         obstore.delete(store, names)
     except FileNotFoundError:
+        # Other stores raise if one is missing; S3 only if its whole bucket is, and
+        # then it has removed nothing.
+        if isinstance(store, S3Store):
+            raise
         for name in names:
             with suppress(FileNotFoundError):
                 obstore.delete(store, name)
 
 
 def _first(error: BaseException) -> str:
-    """What went wrong: without obstore's account of its own insides."""
+    """Return the error's text, without the debug source that obstore adds."""
     text = str(error).split("Debug source")[0]
     return " ".join(text.split()).rstrip(".")[:300] or type(error).__name__

@@ -1,12 +1,12 @@
-"""One file that holds a voice: what is in it, and how it is read without trust.
+"""The file format of bundles: one file that holds a voice, and is read without trust.
 
-A ZIP archive whose entries are not compressed, so that nothing in it is larger than
-it: ``voice.json`` first, ``audio.flac`` or ``audio.wav`` (or ``embedding.f32``, float32
+A ZIP archive whose entries are not compressed, so that none is larger than the archive:
+``voice.json`` first, ``audio.flac`` or ``audio.wav`` (or ``embedding.f32``, float32
 in little-endian order, of a voice that was registered as one), ``consent.flac`` or
-``consent.wav`` if the voice stands on a recording, and
+``consent.wav`` if the voice has a consent recording, and
 ``encodings/FINGERPRINT.safetensors``. ``voice.json`` names the others with their sizes
 and SHA-256; ``signature`` is the HMAC-SHA256 of ``voice.json`` by the server's key.
-Ids, dates and encodings are taken of signed bundles alone.
+Ids, dates and encodings are taken from signed bundles only.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from vllm_tts_cache.audio.reference import MAX_CLIPS
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, VOICE_PREFIX
 from vllm_tts_cache.errors import InvalidBundleError
 
-# A voice of one clip is written as ever; of several a reader must know of the cuts.
+# Version 1 is for one clip; version 2 for several, whose starts a reader must know.
 FORMAT_VERSION, CLIPS_VERSION = 1, 2
 MAX_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 64
@@ -46,14 +46,8 @@ _END = struct.Struct("<10sHIIH")
 _MAX_REASON_CHARS = 500
 _LOCATOR_MAGIC, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _NO_ARCHIVE = (
-    zipfile.BadZipFile,
-    NotImplementedError,
-    EOFError,
-    OverflowError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    struct.error,
+    *(zipfile.BadZipFile, NotImplementedError, EOFError, OverflowError, OSError),
+    *(RuntimeError, ValueError, struct.error),
 )
 # The same voice gives the same bytes, whenever it is exported.
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
@@ -74,7 +68,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BundledConsent(msgspec.Struct, forbid_unknown_fields=True):
-    """The recording that the voice stands on."""
+    """The consent recording of the voice."""
 
     name: str
     language: str
@@ -86,9 +80,9 @@ class BundledVoice(msgspec.Struct, forbid_unknown_fields=True):
     """What ``voice.json`` holds; times are Unix seconds.
 
     Attributes:
-        audio_sha256: None of a voice that is an embedding.
+        audio_sha256: None for a voice that was registered as an embedding.
         file_size: Bytes of the file that was uploaded.
-        clip_starts: The first sample of each clip; not there of one.
+        clip_starts: The first sample of each clip; unset for one clip.
     """
 
     format: int
@@ -112,13 +106,12 @@ class BundledVoice(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle that was read: every size and sum is right.
+    """A bundle that was read: every size and SHA-256 is right.
 
     Attributes:
         files: Name -> bytes, of all that ``voice`` names.
-        is_ours: Whether the signature is by our key: then its ids are what our own
-            server, or one that has the key, gave, and its encodings what the workers
-            of such a server computed.
+        is_ours: Whether our key signed it: then a server that has this key gave the
+            ids, and workers of such a server computed the encodings.
     """
 
     voice: BundledVoice
@@ -126,7 +119,7 @@ class Bundle:
     is_ours: bool
 
     def audio(self, what: str) -> bytes | None:
-        """The file of ``audio`` or of ``consent``; None if there is none."""
+        """Return the file of ``audio`` or of ``consent``; None if there is none."""
         names = (f"{what}.flac", f"{what}.wav")
         return next((self.files[name] for name in names if name in self.files), None)
 
@@ -137,10 +130,10 @@ class Bundle:
 
 
 def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
-    """Put a bundle together; ``voice.files`` is filled in."""
+    """Return a signed bundle; sets ``voice.files``."""
     voice.files = {name: _file(data) for name, data in sorted(files.items())}
-    told = msgspec.json.format(msgspec.json.encode(voice))
-    entries = {_VOICE: told, _SIGNATURE: _signature(key, told), **files}
+    voice_json = msgspec.json.format(msgspec.json.encode(voice))
+    entries = {_VOICE: voice_json, _SIGNATURE: _signature(key, voice_json), **files}
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as archive:
         for name, data in entries.items():
@@ -151,7 +144,7 @@ def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
 def read(data: bytes, key: bytes) -> Bundle:
     """Read a bundle, all or nothing.
 
-    Raises: InvalidBundleError: It is no bundle, not whole, or of another version.
+    Raises: InvalidBundleError: ``data`` is no bundle, not whole, or another version's.
     """
     if len(data) > MAX_BYTES:
         raise InvalidBundleError(f"it has more than {MAX_BYTES >> 20} MiB")
@@ -161,17 +154,21 @@ def read(data: bytes, key: bytes) -> Bundle:
             entries = _entries(archive)
     except _NO_ARCHIVE as exc:
         raise InvalidBundleError("it is no bundle of a voice") from exc
-    told, signature = entries.pop(_VOICE, None), entries.pop(_SIGNATURE, b"")
-    if told is None:
+    voice_json, signature = entries.pop(_VOICE, None), entries.pop(_SIGNATURE, b"")
+    if voice_json is None:
         raise InvalidBundleError(f"it has no {_VOICE}")
-    voice = _parsed(told)
-    _check_files(voice, entries)
-    is_ours = hmac.compare_digest(signature, _signature(key, told))
+    voice = _parsed(voice_json)
+    if entries.keys() != voice.files.keys():
+        raise InvalidBundleError(f"its entries are not those that {_VOICE} names")
+    for name, file in voice.files.items():
+        if _file(entries[name]) != file:
+            raise InvalidBundleError(f"{name} is not what {_VOICE} says it is")
+    is_ours = hmac.compare_digest(signature, _signature(key, voice_json))
     return Bundle(voice=voice, files=entries, is_ours=is_ours)
 
 
 def _check_directory(data: bytes) -> None:
-    """Refuse what would be a long list, before it is read: it ends the file.
+    """Refuse an archive with many entries before zipfile parses their directory.
 
     Raises: InvalidBundleError.
     """
@@ -181,7 +178,7 @@ def _check_directory(data: bytes) -> None:
     _, num_entries, num_bytes, _, num_comment_bytes = _END.unpack(end)
     if num_entries > MAX_ENTRIES or num_bytes > _MAX_DIRECTORY_BYTES:
         raise InvalidBundleError(f"it has more than {MAX_ENTRIES} entries")
-    # A larger archive says all of this in another record, which that one leads to.
+    # ZIP64 has these numbers in another record; a locator before this one names it.
     leads_on = data[-_END.size - _LOCATOR_BYTES :].startswith(_LOCATOR_MAGIC)
     if num_comment_bytes or leads_on:
         raise InvalidBundleError("it is no bundle of a voice")
@@ -199,32 +196,30 @@ def _entries(archive: zipfile.ZipFile) -> dict[str, bytes]:
         if name in entries or not (
             name in (_VOICE, _SIGNATURE) or _NAME.fullmatch(name)
         ):
-            raise InvalidBundleError(
-                "it holds an entry that no bundle has, or one twice"
-            )
+            raise InvalidBundleError(f"its entry {name!r:.80} is unknown, or repeated")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise InvalidBundleError("an entry is compressed or encrypted")
+            raise InvalidBundleError(f"its entry {name} is compressed or encrypted")
         entries[name] = archive.read(info)
     return entries
 
 
-def _parsed(told: bytes) -> BundledVoice:
-    if len(told) > _MAX_VOICE_BYTES:
+def _parsed(voice_json: bytes) -> BundledVoice:
+    if len(voice_json) > _MAX_VOICE_BYTES:
         raise InvalidBundleError(f"its {_VOICE} is too large")
     try:
-        version = msgspec.json.decode(told, type=_Version).format
+        version = msgspec.json.decode(voice_json, type=_Version).format
         if version not in (FORMAT_VERSION, CLIPS_VERSION):
             raise InvalidBundleError(
                 f"its format is {version}, and this server reads {FORMAT_VERSION} and "
                 f"{CLIPS_VERSION}; export it again with this server's version, or "
                 "upgrade"
             )
-        voice = msgspec.json.decode(told, type=BundledVoice)
+        voice = msgspec.json.decode(voice_json, type=BundledVoice)
         if (voice.clip_starts is msgspec.UNSET) != (version == FORMAT_VERSION):
-            raise InvalidBundleError(f"its format {version} is not that of its clips")
+            raise InvalidBundleError(f"its format {version} does not fit its clips")
         return voice
     except (msgspec.MsgspecError, RecursionError) as exc:
-        reason = str(exc)[:_MAX_REASON_CHARS]  # which names an unknown field whole
+        reason = str(exc)[:_MAX_REASON_CHARS]  # it quotes an unknown field whole
         raise InvalidBundleError(f"its {_VOICE} cannot be read: {reason}") from exc
 
 
@@ -232,17 +227,9 @@ class _Version(msgspec.Struct):
     format: int
 
 
-def _check_files(voice: BundledVoice, files: Mapping[str, bytes]) -> None:
-    if files.keys() != voice.files.keys():
-        raise InvalidBundleError(f"its entries are not those that {_VOICE} names")
-    for name, file in voice.files.items():
-        if _file(files[name]) != file:
-            raise InvalidBundleError(f"{name} is not what {_VOICE} says it is")
-
-
 def _file(data: bytes) -> File:
     return File(len(data), hashlib.sha256(data).hexdigest())
 
 
-def _signature(key: bytes, told: bytes) -> bytes:
-    return hmac.digest(key, told, "sha256").hex().encode()
+def _signature(key: bytes, voice_json: bytes) -> bytes:
+    return hmac.digest(key, voice_json, "sha256").hex().encode()

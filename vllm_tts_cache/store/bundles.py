@@ -1,37 +1,24 @@
-"""Voices out of a store and into one, as bundles."""
+"""Exports and imports voices as bundles."""
 
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS
-from vllm_tts_cache.catalogue.records import (
-    Identity,
-    NewSpeaker,
-    SpeakerRecord,
-    pack_embedding,
-    unpack_embedding,
-)
-from vllm_tts_cache.errors import (
-    ConsentInUseError,
-    ConsentNotFoundError,
-    EncodingCorruptError,
-    InvalidBundleError,
-    SpeakerExistsError,
-    SpeakerNotFoundError,
-    StorageError,
-)
 from vllm_tts_cache.files import publish_once, storage_errors
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import Bundle, BundledConsent, BundledVoice
-from vllm_tts_cache.store.consents import ConsentRecord
+from vllm_tts_cache.store.consents import ConsentRecord, NewConsent
 from vllm_tts_cache.store.encoding import (
     EncodingKey,
     encoding_from_bytes,
@@ -39,7 +26,7 @@ from vllm_tts_cache.store.encoding import (
 )
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
-from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Limits, Tenant
+from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Tenant
 
 Check = Callable[[str, str | None], None]
 CheckAudio = Callable[[ReferenceAudio, str | None], object]
@@ -50,30 +37,24 @@ KEY_FILE = "bundle.key"
 _KEY_BYTES = 32
 _MAX_RENAMES = 1000
 _MAX_ENCODINGS = 32
-_RESERVED = 1024 * 1024  # for ``voice.json``, and the directory
-# Fields of a voice that a bundle has as the catalogue has them.
+_RESERVED = 1024 * 1024  # for ``voice.json`` and the ZIP directory
+# Fields that a bundle has exactly as the catalogue does.
 _AS_REGISTERED = (
-    "consent",
-    "ref_text",
-    "description",
-    "language",
-    "labels",
-    "file_size",
-    "mime_type",
-    "expires_at",
+    *("consent", "ref_text", "description", "language", "labels"),
+    *("file_size", "mime_type", "expires_at"),
 )
-# What is in a bundle has been an upload: a file without loss is larger than it was.
+# A bundle's lossless file may be larger than the upload that it was decoded from.
 _LIMITS = replace(DEFAULT_LIMITS, max_bytes=bundle_format.MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What became of a bundle.
+    """The result of an import.
 
     Attributes:
         done: The registration; what it replaced is still to be deleted.
-        num_kept: Encodings that were taken, or were there.
-        num_left: Encodings that were not taken: nobody vouches for them.
+        num_kept: Encodings of the bundle that are stored now.
+        num_left: The others: our key did not sign the bundle, or storing them failed.
     """
 
     done: Registered
@@ -82,11 +63,11 @@ class Imported:
 
 
 class Bundles:
-    """Exports and imports; for threads, as it reads and writes whole files.
+    """Exports and imports bundles; reads and writes whole files: call it in a thread.
 
     Args:
-        key: Signs what is exported; encodings are taken of bundles that it signed.
-            Empty for a key of this directory's own.
+        key: Signs exports; encodings are taken only from bundles that it signed. Empty
+            for the directory's own key.
     """
 
     def __init__(self, store: SpeakerStore, key: str):
@@ -95,39 +76,39 @@ class Bundles:
 
     def export(
         self, name: str, tenant: str = DEFAULT_TENANT
-    ) -> tuple[SpeakerRecord, bytes]:
+    ) -> tuple[records.SpeakerRecord, bytes]:
         """Return a tenant's voice and its bundle.
 
         Raises:
-            SpeakerNotFoundError: There is none.
-            StorageError: Its audio cannot be read, or it is too large.
+            SpeakerNotFoundError: The tenant has no such voice.
+            StorageError: Its audio is not stored, or cannot be read.
         """
         found = self._store.find(name, tenant)
         if found is None:
-            raise SpeakerNotFoundError(name)
+            raise errors.SpeakerNotFoundError(name)
         record, sha = found.record, found.record.audio_sha256
         if sha is None:
             embedding = self._store.speaker_embedding(record)
             if embedding is None:  # deleted or replaced a moment ago
-                raise SpeakerNotFoundError(record.name)
-            files = {bundle_format.EMBEDDING: pack_embedding(embedding)}
+                raise errors.SpeakerNotFoundError(record.name)
+            files = {bundle_format.EMBEDDING: records.pack_embedding(embedding)}
         else:
             files = self._audio("audio", sha, record)
         consent = self._consent(record)
         if consent is not None:
             files |= self._audio("consent", consent.audio_sha256, record)
-        # What does not fit is encoded again where it arrives.
+        # Encodings that do not fit are left out; the importing server makes them.
         room = bundle_format.MAX_BYTES - _RESERVED - sum(map(len, files.values()))
         for fingerprint in sorted(found.fingerprints)[:_MAX_ENCODINGS]:
             key = EncodingKey(audio_sha256=str(sha), encoder_fingerprint=fingerprint)
             encoding = None
-            with suppress(EncodingCorruptError):  # it is encoded again, here and there
+            with suppress(errors.EncodingCorruptError):  # left out, and made again
                 encoding = self._store.read(key)
             blob = b"" if encoding is None else encoding_to_bytes(key, encoding)
             if blob and len(blob) <= room:
                 files[f"encodings/{fingerprint}.safetensors"] = blob
                 room -= len(blob)
-        return record, bundle_format.write(_told(record, consent), files, self._key())
+        return record, bundle_format.write(_voice(record, consent), files, self._key())
 
     def import_voice(
         self,
@@ -139,124 +120,105 @@ class Bundles:
         name: str | None = None,
         on_conflict: OnConflict = "fail",
         tenant: Tenant = ALONE,
+        key: str | None = None,
     ) -> Imported:
         """Register the voice of a bundle, whole or not at all.
 
-        Of a bundle that the key signed, the voice and its consent recording keep their
-        ids and dates, where no other has those ids.
+        If the key signed the bundle, the voice and its consent recording keep their ids
+        and dates, unless another voice or recording has the id.
 
         Args:
             data: The bundle.
-            check: Refuses a name and a transcript that the model cannot have.
-            check_audio: Refuses a clip that may not be registered.
-            check_embedding: Refuses an embedding that the model cannot have.
-            name: What it is to be called; None for what it is called in the bundle.
-            on_conflict: What to do where the name is taken.
-            tenant: Whose voice it becomes.
+            check: Raises for a name or transcript that the model cannot use.
+            check_audio: Raises for a clip that may not be registered.
+            check_embedding: Raises for an embedding that the model cannot use.
+            name: The voice's new name; None for its name in the bundle.
+            on_conflict: What to do if the name is taken.
+            tenant: The owner of the new voice.
+            key: The ``Idempotency-Key`` of the request, if it has one.
 
         Raises:
-            InvalidBundleError: It is none that can be used.
-            SpeakerRequestError: It cannot be registered.
+            InvalidBundleError: The bundle cannot be used.
+            SpeakerRequestError: The voice cannot be registered.
             StorageError: The disk or the catalogue failed.
         """
         bundle = bundle_format.read(data, self._key())
         audio, sha = _audio_of(bundle), bundle.voice.audio_sha256
-        if sha != (None if audio is None else audio.audio.audio_sha256):
-            raise InvalidBundleError("its audio is not the one that it names")
-        # First all that may be wrong with it: then nothing has to be deleted again.
+        # All checks come before anything is stored, so that a failure undoes nothing.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
+        asked = bundle.voice, name, on_conflict
+        its_key = records.IdempotencyKey.of(key, tenant.name, *asked)
+        new = replace(new, idempotency_key=its_key)
         check(new.name, new.ref_text)
         if audio is not None:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
             check_embedding(new.embedding)
-        consent, is_added = self._kept_consent(bundle, tenant)
-        if consent is not None:
-            new = replace(new, consent=consent.consent_id)
-        try:
-            done = self._register(new, audio, on_conflict, tenant.limits)
-        except Exception:
-            if consent is not None and is_added:
-                # Another import may have found it, and stand on it.
-                with suppress(ConsentInUseError, ConsentNotFoundError):
-                    delete = self._store.consents.delete
-                    self._store.remove_files(delete(consent.consent_id, tenant.name))
-            raise
+        register = partial(
+            self._store.registrations.register,
+            limits=tenant.limits,
+            recording=_recording_of(bundle, tenant.name),
+        )
+        done = self._register(register, new, audio, on_conflict)
         kept, left = self._take_encodings(bundle, sha)
         return Imported(done=done, num_kept=kept, num_left=left)
 
     def _register(
         self,
-        new: NewSpeaker,
+        register: Callable[..., Registered],
+        new: records.NewSpeaker,
         audio: DecodedAudio | None,
         on_conflict: OnConflict,
-        limits: Limits,
     ) -> Registered:
-        register = self._store.registrations.register
-        if on_conflict == "replace":
-            return register(new, audio, limits=limits)
-        if on_conflict == "fail":
-            return register(new, audio, is_new=True, limits=limits)
+        if on_conflict != "rename":
+            return register(new, audio, is_new=on_conflict == "fail")
         for number in range(1, _MAX_RENAMES):
             suffix = f" ({number})" if number > 1 else ""
             name = new.name[: MAX_NAME_CHARS - len(suffix)] + suffix
             if self._store.find(name, new.tenant) is None:
-                with suppress(SpeakerExistsError):  # it was taken meanwhile
-                    named = replace(new, name=name)
-                    return register(named, audio, is_new=True, limits=limits)
-        raise SpeakerExistsError(new.name)
+                with suppress(errors.SpeakerExistsError):  # taken meanwhile
+                    return register(replace(new, name=name), audio, is_new=True)
+        raise errors.SpeakerExistsError(new.name)
 
     def _take_encodings(self, bundle: Bundle, sha: str | None) -> tuple[int, int]:
-        """Take those that are missing here, if somebody vouches for them."""
+        """Store the encodings of a signed bundle; return (num_kept, num_left)."""
         found = bundle.encodings()
         if not bundle.is_ours or sha is None:
             return 0, len(found)
         num_kept = 0
         for fingerprint, blob in found.items():
             key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
-            # The voice is registered; what fails here is encoded again.
-            with suppress(EncodingCorruptError, StorageError):
+            # The voice is registered; an encoding that fails here is made again.
+            with suppress(errors.EncodingCorruptError, errors.StorageError):
                 encoding = encoding_from_bytes(blob, key)
-                if self._store.is_stored(key) or self._store.publish(key, encoding):
+                is_stored = self._store.files.exists(sha, fingerprint)
+                if is_stored or self._store.writer.publish(key, encoding):
                     num_kept += 1
         return num_kept, len(found) - num_kept
 
-    def _kept_consent(
-        self, bundle: Bundle, tenant: Tenant
-    ) -> tuple[ConsentRecord | None, bool]:
-        """The recording of the bundle here, and whether it was not there before."""
-        told, audio = bundle.voice.consent_recording, _decoded(bundle, "consent")
-        if told is None or audio is None:
-            return None, False
-        consents, whose = self._store.consents, tenant.name
-        known = consents.of_audio(audio.audio.audio_sha256, whose)
-        if known is not None:
-            return known, False
-        identity = _identity(bundle, told.id, told.created_at)
-        kept = consents.add(
-            told.name, told.language, audio, whose, tenant.limits, identity
-        )
-        return kept, True
-
-    def _consent(self, record: SpeakerRecord) -> ConsentRecord | None:
+    def _consent(self, record: records.SpeakerRecord) -> ConsentRecord | None:
         if record.consent_id is None:
             return None
-        with suppress(ConsentNotFoundError):  # it went a moment ago
+        with suppress(errors.ConsentNotFoundError):  # deleted a moment ago
             return self._store.consents.get(record.consent_id, record.tenant)
         return None
 
-    def _audio(self, what: str, sha: str, record: SpeakerRecord) -> dict[str, bytes]:
+    def _audio(
+        self, what: str, sha: str, record: records.SpeakerRecord
+    ) -> dict[str, bytes]:
         if (file := self._store.audio_for_client(sha)) is None:
             found = self._store.find(record.speaker_id, record.tenant)
             if found is None or found.record.audio_sha256 != sha:
                 # Deleted or replaced a moment ago.
-                raise SpeakerNotFoundError(record.name)
-            raise StorageError(f"Audio {sha} is not stored; register the voice again.")
+                raise errors.SpeakerNotFoundError(record.name)
+            raise errors.StorageError(
+                f"Audio {sha} is not stored; register the voice again."
+            )
         data, media_type = file
         return {f"{what}.{media_type.removeprefix('audio/')}": data}
 
     def _key(self) -> bytes:
-        """The key; of the directory's own, made when it is first needed."""
+        """Return the given key, else the directory's, which the first call makes."""
         if self._given_key:
             return self._given_key
         path = self._store.directory / KEY_FILE
@@ -265,7 +227,9 @@ class Bundles:
             return path.read_bytes()
 
 
-def _told(record: SpeakerRecord, consent: ConsentRecord | None) -> BundledVoice:
+def _voice(
+    record: records.SpeakerRecord, consent: ConsentRecord | None
+) -> BundledVoice:
     recording = None
     if consent is not None:
         recording = BundledConsent(
@@ -291,14 +255,14 @@ def _told(record: SpeakerRecord, consent: ConsentRecord | None) -> BundledVoice:
 
 def _new(
     bundle: Bundle, audio: DecodedAudio | None, name: str, tenant: str
-) -> NewSpeaker:
-    """Return what is to be registered.
+) -> records.NewSpeaker:
+    """Return the speaker that a bundle registers.
 
-    Raises: InvalidBundleError, InvalidSpeakerError; there is no sample, or two.
+    Raises: InvalidBundleError, InvalidSpeakerError: The bundle has no sample, or two.
     """
-    told, embedding = bundle.voice, bundle.files.get(bundle_format.EMBEDDING)
+    voice, embedding = bundle.voice, bundle.files.get(bundle_format.EMBEDDING)
     if embedding is not None and len(embedding) % 4:
-        raise InvalidBundleError("its embedding is cut off")
+        raise errors.InvalidBundleError("its embedding is cut off")
     sample: dict[str, Any] = {}
     if audio is not None:
         sample = {
@@ -307,13 +271,27 @@ def _new(
             "sample_rate_hz": audio.audio.sample_rate_hz,
             "clip_starts": audio.audio.clip_starts,
         }
-    return NewSpeaker(
+    return records.NewSpeaker(
         **sample,
-        **{field: getattr(told, field) for field in _AS_REGISTERED},
-        embedding=None if embedding is None else unpack_embedding(embedding),
+        **{field: getattr(voice, field) for field in _AS_REGISTERED},
+        embedding=None if embedding is None else records.unpack_embedding(embedding),
         tenant=tenant,
         name=name,
-        identity=_identity(bundle, told.id, told.created_at, told.updated_at),
+        identity=_identity(bundle, voice.id, voice.created_at, voice.updated_at),
+    )
+
+
+def _recording_of(bundle: Bundle, tenant: str) -> NewConsent | None:
+    """Return the consent recording of a bundle. Raises: InvalidAudioError."""
+    recording, audio = bundle.voice.consent_recording, _decoded(bundle, "consent")
+    if recording is None or audio is None:
+        return None
+    return NewConsent(
+        name=recording.name,
+        language=recording.language,
+        audio=audio,
+        tenant=tenant,
+        identity=_identity(bundle, recording.id, recording.created_at),
     )
 
 
@@ -322,26 +300,36 @@ def _identity(
     public_id: str | None,
     created_at: float | None,
     updated_at: float | None = None,
-) -> Identity | None:
+) -> records.Identity | None:
     if not bundle.is_ours or public_id is None or created_at is None:
         return None
-    return Identity(public_id, created_at, updated_at)
+    return records.Identity(public_id, created_at, updated_at)
 
 
 def _audio_of(bundle: Bundle) -> DecodedAudio | None:
     """Decode the voice's audio, and cut it into its clips.
 
+    The audio gets the address that the bundle names.
+
     Raises: InvalidAudioError, InvalidBundleError.
     """
     decoded, starts = _decoded(bundle, "audio"), bundle.voice.clip_starts
-    if decoded is None or isinstance(starts, msgspec.UnsetType):
+    sha = bundle.voice.audio_sha256
+    if decoded is not None and not isinstance(starts, msgspec.UnsetType):
+        try:
+            decoded = cut(decoded, starts)
+        except ValueError as exc:
+            reason = f"its clips are not those of its audio: {exc}"
+            raise errors.InvalidBundleError(reason) from exc
+    if sha == (None if decoded is None else decoded.audio.audio_sha256):
         return decoded
-    try:
-        return cut(decoded, starts)
-    except ValueError as exc:
-        raise InvalidBundleError(
-            f"its clips are not those of its audio: {exc}"
-        ) from exc
+    if decoded is None or sha is None or not bundle.is_ours:
+        raise errors.InvalidBundleError("its audio is not the one that it names")
+    # An upload whose decoder has changed keeps its address of before, by which its
+    # encodings are stored. Only a signed bundle may name such an address: otherwise a
+    # client could give its own clip the address of another one, and be spoken instead.
+    audio = replace(decoded.audio, audio_sha256=sha)
+    return replace(decoded, audio=audio, decodes_otherwise=True)
 
 
 def _decoded(bundle: Bundle, what: str) -> DecodedAudio | None:

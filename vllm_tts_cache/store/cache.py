@@ -1,8 +1,4 @@
-"""Memory before files: the one way in which a worker reads or writes encodings."""
-
-import logging
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+"""A worker's cache of encodings: its memory in front of the store."""
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
@@ -12,82 +8,82 @@ from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import Budget, CacheStats, Counters, MemoryTier
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class EncodingCache:
-    """Encodings in this process's memory, and behind it in the store.
+    """Encodings in this process's memory, and in the store behind it.
 
-    A disk that fails costs time, never a request; this class is where that is
-    decided.
+    This class decides that a disk that fails costs a request time, and never fails it.
+
+    Attributes:
+        memory: Encodings in memory; refuses those deleted while they were read or made.
     """
 
     def __init__(self, memory: MemoryTier, store: SpeakerStore):
-        self._memory = memory
+        self.memory = memory
         self._store = store
         self._counters = Counters()
         self._hits = Counters()
-        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+        self._log = ThrottledLog()
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Return the encoding, from memory or else from this disk; None on a miss."""
-        if (encoding := self._memory.get(key, segment)) is not None:
+        if (encoding := self.memory.get(key, segment)) is not None:
             self._hits.add("memory")
             return encoding
-        since = self._memory.num_deletes
-        if (encoding := self._attempt(self._store.read_here, key)) is None:
+        since = self.memory.num_deletes
+        try:
+            encoding = self._store.read_here(key)
+        except StorageError as exc:
+            self._count_error(exc)
+        if encoding is None:
             self._counters.add("misses")
             return None
         self._hits.add("disk")
-        self._memory.put(key, encoding, segment, since=since)
+        self.memory.put(key, encoding, segment, since=since)
         return encoding
 
-    def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> None:
-        """Publish the encoding and keep it in memory.
+    def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> bool:
+        """Publish the encoding and keep it in memory; False if neither has it.
 
-        If its audio was deleted neither has it; if the disk fails memory has it.
+        If its audio was deleted neither keeps it; if the disk fails only memory does.
         """
-        since = self._memory.num_deletes
-        # None: the disk failed, and only the memory can say whether the audio was
-        # deleted while it was encoded.
-        published = self._attempt(self._store.publish, key, encoding)
-        if published is None:
-            since = self._memory.oldest_known_delete
-        if published is not False:
-            self._memory.put(key, encoding, segment, since=since)
+        since, is_stored = self.memory.num_deletes, True
+        try:
+            if not self._store.writer.publish(key, encoding):
+                return False
+        except StorageError as exc:
+            self._count_error(exc)
+            # Only the memory can say whether the audio was deleted meanwhile.
+            since, is_stored = self.memory.oldest_known_delete, False
+        return self.memory.put(key, encoding, segment, since=since) or is_stored
 
     def load(self, key: EncodingKey, segment: Segment) -> bool:
-        """Have a stored encoding in memory before it is asked for; no hit, no miss.
+        """Bring a stored encoding into memory or else onto this disk; False if neither.
 
-        It may take as long as an object store does. False if it is not stored.
+        It may wait for an object store, and counts neither a hit nor a miss.
         """
-        if self._memory.contains(key):
+        if self.memory.contains(key):
             return True
-        since = self._memory.num_deletes
-        if (encoding := self._attempt(self._store.read, key)) is None:
+        since = self.memory.num_deletes
+        try:
+            encoding = self._store.read(key)
+        except StorageError as exc:
+            self._count_error(exc)
             return False
-        self._memory.put(key, encoding, segment, since=since)
-        return True
-
-    def contains(self, key: EncodingKey) -> bool:
-        """Whether memory or disk has the encoding; nothing is read or moved."""
-        return self._memory.contains(key) or self.is_stored(key)
+        return encoding is not None and (
+            self.memory.put(key, encoding, segment, since=since) or self.is_stored(key)
+        )
 
     def is_stored(self, key: EncodingKey) -> bool:
-        """Whether the disk, which outlives the process, has the encoding."""
-        return bool(self._attempt(self._store.is_stored, key))
+        """Whether the disk, which outlives the process, has the encoding.
 
-    def delete(self, audio_sha256: str) -> int:
-        """Delete an audio's encodings from memory; return how many there were.
-
-        What is being read or made of it now will not be kept in memory either.
+        One ``stat``, no query, no lock.
         """
-        return self._memory.delete(audio_sha256)
-
-    def delete_all(self) -> int:
-        """Delete all from memory, as `delete` does one; return how many there were."""
-        return self._memory.delete_all()
+        try:
+            return self._store.files.exists(key.audio_sha256, key.encoder_fingerprint)
+        except StorageError as exc:
+            self._count_error(exc)
+            return False
 
     def stats(self) -> CacheStats:
         """Return the counts since the start, and what the memory holds now."""
@@ -97,25 +93,20 @@ class EncodingCache:
             misses=counts["misses"],
             corrupt=counts["corrupt"],
             tier_errors=counts["tier_errors"],
-            memory=self._memory.stats(),
+            memory=self.memory.stats(),
         )
 
-    def _attempt(
-        self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        try:
-            return action(*args, **kwargs)
-        except EncodingCorruptError as exc:
+    def _count_error(self, error: StorageError) -> None:
+        if isinstance(error, EncodingCorruptError):
             self._counters.add("corrupt")
-            self._log.warn_of("corrupt encoding", "A stored encoding: %s", exc)
-        except StorageError as exc:
+            self._log.warn_of("corrupt encoding", "%s; it is made again", error)
+        else:
             self._counters.add("tier_errors")
-            self._log.warn_of("stored encodings", "Stored encodings: %s", exc)
-        return None
+            self._log.warn_of("stored encodings", "The store failed: %s", error)
 
 
 def open_cache(settings: Settings, store: SpeakerStore) -> EncodingCache:
-    """A worker's cache: as much memory as the settings say, and the store."""
+    """Open a worker's cache with the memory budgets of the settings."""
     share, max_bytes = settings.inline_share, settings.memory_max_bytes
     inline = Budget(int(max_bytes * share), int(settings.memory_max_entries * share))
     inline_entries = inline.max_entries or 0

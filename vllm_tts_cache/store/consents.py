@@ -1,13 +1,14 @@
-"""Recordings in which somebody agrees to be cloned: their rows and their audio."""
+"""Recordings in which a speaker consents to be cloned: their rows and audio."""
 
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
-from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, clean, is_consent_id, new_id
 from vllm_tts_cache.catalogue.records import (
@@ -17,16 +18,10 @@ from vllm_tts_cache.catalogue.records import (
     check_language,
 )
 from vllm_tts_cache.catalogue.schema import consent
-from vllm_tts_cache.errors import (
-    ConsentInUseError,
-    ConsentLimitError,
-    ConsentNotFoundError,
-    InvalidSpeakerError,
-)
 from vllm_tts_cache.store.writer import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
 
-# Of the voices that stand on a recording, as many are named.
+# A ConsentInUseError names at most this many voices.
 _MAX_NAMED = 20
 
 
@@ -54,14 +49,68 @@ class ConsentRecord:
     created_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewConsent:
+    """A recording that is to be stored; see `ConsentRecord`.
+
+    Attributes:
+        identity: Its id and date, if the id is free; None for new ones.
+    """
+
+    name: str
+    language: str
+    audio: DecodedAudio
+    tenant: str
+    identity: Identity | None = None
+
+
 _COLUMNS = [consent.c[field.name] for field in fields(ConsentRecord)]
 
 
 def find(db: Connection, consent_id: str, tenant: str) -> ConsentRecord | None:
-    """The recording with this id."""
+    """Return the tenant's recording with this id; None if there is none."""
     if not is_consent_id(consent_id):
         return None
     return _first(db, consent.c.consent_id == consent_id, consent.c.tenant == tenant)
+
+
+def of_audio(db: Connection, audio_sha256: str, tenant: str) -> ConsentRecord | None:
+    """Return the tenant's oldest recording of this audio; None if there is none."""
+    is_audio = consent.c.audio_sha256 == audio_sha256
+    return _first(db, is_audio, consent.c.tenant == tenant)
+
+
+def insert(
+    db: Connection, new: NewConsent, limits: Limits, max_recordings: int
+) -> ConsentRecord:
+    """Insert a recording's row; the caller stores its audio in the same transaction.
+
+    Raises: as `Consents.add`.
+    """
+    limit = limits.max_voices
+    if limit is not None and owners.of_tenant(db, new.tenant).num_consents >= limit:
+        raise errors.ConsentLimitError(limit, is_tenants=True)
+    count = select(func.count(consent.c.number))
+    if 0 < max_recordings <= db.execute(count).scalar_one():
+        raise errors.ConsentLimitError(max_recordings)
+    check_language(new.language)
+    identity = new.identity
+    if identity is None or _first(db, consent.c.consent_id == identity.public_id):
+        identity = Identity(new_id(CONSENT_PREFIX), schema.now(db))
+    row: dict[str, Any] = {
+        "consent_id": identity.public_id,
+        "tenant": new.tenant,
+        "name": clean(new.name),
+        "language": new.language,
+        "audio_sha256": new.audio.audio.audio_sha256,
+        "num_samples": new.audio.audio.num_samples,
+        "sample_rate_hz": new.audio.audio.sample_rate_hz,
+        "created_at": identity.created_at,
+    }
+    query = consent.insert().values(**row).returning(consent.c.number)
+    number = db.execute(query).scalar_one()
+    owners.count(db, new.tenant, consents=1)
+    return ConsentRecord(number=number, **row)
 
 
 class Consents:
@@ -71,7 +120,7 @@ class Consents:
     """
 
     def __init__(self, database: Database, writer: Writer, *, max_recordings: int):
-        self._database = database
+        self.database = database
         self._writer = writer
         self._max_recordings = max_recordings
 
@@ -82,73 +131,43 @@ class Consents:
         audio: DecodedAudio,
         tenant: str = DEFAULT_TENANT,
         limits: Limits = NO_LIMITS,
-        identity: Identity | None = None,
     ) -> ConsentRecord:
-        """Keep a recording, with a new id unless it brings one that is free.
+        """Store a recording under a new id.
 
-        A tenant may keep as many as voices.
+        A tenant may have as many recordings as voices.
 
         Raises:
-            InvalidSpeakerError: The label or the language cannot be.
-            ConsentLimitError: There are as many as there may be.
-            AudioBudgetError: The registered audio would be too much.
+            InvalidSpeakerError: The label or the language is invalid.
+            ConsentLimitError: The limit of recordings is reached.
+            AudioBudgetError: The registered audio would exceed its budget.
         """
+        new = NewConsent(name=name, language=language, audio=audio, tenant=tenant)
 
         def commit(db: Connection) -> ConsentRecord:
-            self._check_room(db, tenant, limits)
-            check_language(language)
-            is_taken = identity is not None and _first(
-                db, consent.c.consent_id == identity.public_id
-            )
-            if identity is None or is_taken:
-                its = Identity(new_id(CONSENT_PREFIX), schema.now(db))
-            else:
-                its = identity
-            row: dict[str, Any] = {
-                "consent_id": its.public_id,
-                "tenant": tenant,
-                "name": clean(name),
-                "language": language,
-                "audio_sha256": audio.audio.audio_sha256,
-                "num_samples": audio.audio.num_samples,
-                "sample_rate_hz": audio.audio.sample_rate_hz,
-                "created_at": its.created_at,
-            }
-            query = consent.insert().values(**row).returning(consent.c.number)
-            number = db.execute(query).scalar_one()
-            owners.count(db, tenant, consents=1)
-            return ConsentRecord(number=number, **row)
+            return insert(db, new, limits, self._max_recordings)
 
         owner = Owner(tenant=tenant, max_audio_bytes=limits.max_audio_bytes)
-        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
+        return self._writer.store_audio(audio, Segment.REGISTERED, commit, owner=owner)
 
     def get(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> ConsentRecord:
         """Return a recording. Raises: ConsentNotFoundError."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             return _found(db, consent_id, tenant)
-
-    def of_audio(
-        self, audio_sha256: str, tenant: str = DEFAULT_TENANT
-    ) -> ConsentRecord | None:
-        """Return the oldest recording that is this audio, None if none is."""
-        is_audio = consent.c.audio_sha256 == audio_sha256
-        with self._database.read() as db:
-            return _first(db, is_audio, consent.c.tenant == tenant)
 
     def on_page(
         self, limit: int, after: str = "", tenant: str = DEFAULT_TENANT
     ) -> list[ConsentRecord]:
         """Return recordings, newest first, behind the one with the id ``after``.
 
-        Raises: InvalidSpeakerError: There is no such recording.
+        Raises: InvalidSpeakerError: No recording has the id ``after``.
         """
         query = select(*_COLUMNS).where(consent.c.tenant == tenant)
         query = query.order_by(consent.c.number.desc()).limit(limit)
-        with self._database.read() as db:
+        with self.database.read() as db:
             if after:
                 if (last := find(db, after, tenant)) is None:
-                    reason = "there is no consent recording of it"
-                    raise InvalidSpeakerError("after", reason)
+                    reason = "no consent recording has this id"
+                    raise errors.InvalidSpeakerError("after", reason)
                 query = query.where(consent.c.number < last.number)
             return [ConsentRecord(**row) for row in db.execute(query).mappings()]
 
@@ -157,23 +176,24 @@ class Consents:
     ) -> ConsentRecord:
         """Change the label. Raises: ConsentNotFoundError, InvalidSpeakerError."""
         name = clean(name)
-        with self._database.write() as db:
+        with self.database.write() as db:
             _found(db, consent_id, tenant)
             where = consent.c.consent_id == consent_id
             db.execute(consent.update().where(where).values(name=name))
             return _found(db, consent_id, tenant)
 
+    @with_ballast
     def delete(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> Deletion:
-        """Delete a recording that no voice stands on; its files are still to go.
+        """Delete a recording that no voice uses; `remove_files` then removes its files.
 
         Raises:
-            ConsentNotFoundError: There is none with this id.
-            ConsentInUseError: Voices stand on it.
+            ConsentNotFoundError: No recording has this id.
+            ConsentInUseError: Voices use it.
         """
-        with self._database.write() as db:
+        with self.database.write() as db:
             record = _found(db, consent_id, tenant)
             if voices := speakers.standing_on(db, consent_id, _MAX_NAMED):
-                raise ConsentInUseError(consent_id, voices)
+                raise errors.ConsentInUseError(consent_id, voices)
             db.execute(consent.delete().where(consent.c.consent_id == consent_id))
             owners.count(db, tenant, consents=-1)
             owners.disown(db, tenant, record.audio_sha256)
@@ -181,14 +201,6 @@ class Consents:
             stored_files.remove_unowned(db, record.audio_sha256)
             sha = record.audio_sha256
             return deletions.add(db, sha, tenant=tenant, public_id=consent_id)
-
-    def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
-        limit = limits.max_voices
-        if limit is not None and owners.of_tenant(db, tenant).num_consents >= limit:
-            raise ConsentLimitError(limit, is_tenants=True)
-        count = select(func.count(consent.c.number))
-        if 0 < self._max_recordings <= db.execute(count).scalar_one():
-            raise ConsentLimitError(self._max_recordings)
 
 
 def _first(db: Connection, *where: "ColumnElement[bool]") -> ConsentRecord | None:
@@ -199,5 +211,5 @@ def _first(db: Connection, *where: "ColumnElement[bool]") -> ConsentRecord | Non
 
 def _found(db: Connection, consent_id: str, tenant: str) -> ConsentRecord:
     if (record := find(db, consent_id, tenant)) is None:
-        raise ConsentNotFoundError(consent_id)
+        raise errors.ConsentNotFoundError(consent_id)
     return record

@@ -1,12 +1,12 @@
-"""One directory per audio: its paths, and all that is done to files in it.
+"""The files under ``SPEAKER_SAMPLES_DIR``: one directory per audio.
 
     store/ab/<audio_sha256>/audio.safetensors
     store/ab/<audio_sha256>/<encoder_fingerprint>.safetensors
     partial/<process>/      being written
     trash/<deletion>/       deleted, not yet removed
 
-Where the directory is the store and no cache of a bucket, files appear in and go from
-``store`` within write transactions of the catalogue only (`place`, `remove`,
+If the directory is the store, not a cache of a bucket, files are added to ``store`` and
+removed from it only within write transactions of the catalogue (`place`, `remove`,
 `discard`), so that no two processes do it at once.
 """
 
@@ -23,7 +23,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import AUDIO_KIND
+from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.files import (
@@ -52,7 +52,7 @@ _NUM_ATTEMPTS = 5
 class StoreDirectory:
     """The files under ``SPEAKER_SAMPLES_DIR``; safe in any thread.
 
-    Every method raises StorageError where the disk fails, and for an address or a
+    Every method raises StorageError if the disk fails, and for an address or a
     fingerprint that is not 64 lower-case hex digits.
     """
 
@@ -66,73 +66,75 @@ class StoreDirectory:
         self._lock = threading.Lock()
 
     def audio_directory(self, audio_sha256: str) -> Path:
-        """Where all of one audio is."""
-        sha = _checked(audio_sha256)
-        return self.store / sha[:2] / sha
+        """Return the directory of an audio and its encodings."""
+        return Path(self.file_name(audio_sha256, AUDIO)).parent
 
-    def file_name(self, audio_sha256: str, kind: str) -> str:
-        """Where a file is, or would be.
+    def file_name(self, audio_sha256: str, artifact: str) -> str:
+        """Return the path of a file, whether it exists or not.
 
-        A string, because making a ``Path`` takes as long as asking the disk.
+        A string, because making a ``Path`` takes as long as a call to the disk.
         """
-        sha = _checked(audio_sha256)
-        if kind != AUDIO_KIND:
-            _checked(kind)
-        return f"{self._store}/{sha[:2]}/{sha}/{kind}{SUFFIX}"
+        sha = audio_sha256
+        for key in (sha, sha if artifact == AUDIO else artifact):
+            # Keys arrive over RPC, and none may hold a path.
+            if ADDRESS.fullmatch(key) is None:
+                raise StorageError(f"Not a content address: {key[:80]!r}")
+        return f"{self._store}/{sha[:2]}/{sha}/{artifact}{SUFFIX}"
 
-    def exists(self, audio_sha256: str, kind: str) -> bool:
-        """Whether the file is there; one look, and it is not read."""
-        return _is_there(self.file_name(audio_sha256, kind))
+    def exists(self, audio_sha256: str, artifact: str) -> bool:
+        """Whether the file exists; one ``stat``, does not read it."""
+        return _is_there(self.file_name(audio_sha256, artifact))
 
     def has_any(self, audio_sha256: str) -> bool:
-        """Whether the audio has a directory; one look."""
+        """Whether the audio has a directory; one ``stat``."""
         return _is_there(str(self.audio_directory(audio_sha256)))
 
-    def read(self, audio_sha256: str, kind: str) -> bytes | None:
-        """The file's bytes, unverified; None if it is not there."""
-        return read_whole(self.file_name(audio_sha256, kind))
+    def read(self, audio_sha256: str, artifact: str) -> bytes | None:
+        """Return the file's bytes, unverified; None if it is missing."""
+        return read_whole(self.file_name(audio_sha256, artifact))
 
     def stage(self, data: bytes) -> Path:
-        """Write a file that is nobody's yet; `place` it, or unlink it.
+        """Write a file to ``partial``; the caller has to `place` or unlink it.
 
-        Raises: StorageFullError: There is no space left; nothing is left of it.
+        Raises: StorageFullError: No space is left; the partial file is removed.
         """
-        directory = self._own_partial()
-        with storage_errors(directory):
-            return write_private(directory, data)
+        with self._lock:
+            mine = self._presence
+            if mine is not None and not _is_there(str(mine.path)):
+                mine.end()  # another program removed its directory
+            if mine is None or not mine.is_here:
+                mine = self._presence = Presence(self.partial)
+        with storage_errors(mine.path):
+            return write_private(mine.path, data)
 
-    def place(self, staged: Path, audio_sha256: str, kind: str) -> None:
-        """Move a staged file to its name, durably, over what is there."""
-        name = Path(self.file_name(audio_sha256, kind))
+    def place(self, staged: Path, audio_sha256: str, artifact: str) -> None:
+        """Move a staged file to its name, durably; replaces a file there."""
+        name = Path(self.file_name(audio_sha256, artifact))
         with storage_errors(name):
             make_directory(name.parent)
             staged.replace(name)
             sync_directory(name.parent)
 
-    def remove(self, audio_sha256: str, kinds: Collection[str]) -> None:
+    def remove(self, audio_sha256: str, artifacts: Collection[str]) -> None:
         """Unlink files of an audio, and its directory when it is empty."""
         directory = self.audio_directory(audio_sha256)
         with storage_errors(directory):
-            for kind in kinds:
-                (directory / f"{kind}{SUFFIX}").unlink(missing_ok=True)
+            for artifact in artifacts:
+                (directory / f"{artifact}{SUFFIX}").unlink(missing_ok=True)
             with suppress(OSError):
                 directory.rmdir()
-
-    def remove_all(self, audio_sha256: str) -> None:
-        """Remove every file of an audio, whatever it is called."""
-        remove_tree(self.audio_directory(audio_sha256))
 
     def discard(self, audio_sha256: str, deletion_id: int) -> None:
         """Move all of an audio into the trash, durably, by one rename.
 
-        Its name in the trash is random. After an error it may be where it was.
+        Its name in the trash is random. After an error it may still be in ``store``.
         """
         directory = self.audio_directory(audio_sha256)
         trash = self.trash / str(deletion_id)
         with storage_errors(trash):
             if not directory.exists():
                 return
-            # Another process may be emptying the trash, this directory of it included.
+            # Another process may remove the trash between the next two calls.
             for attempt in range(_NUM_ATTEMPTS):
                 make_directory(trash)
                 try:
@@ -147,46 +149,46 @@ class StoreDirectory:
                 sync_directory(trash)
 
     def empty_trash(self, deletion_id: int | None = None) -> None:
-        """Remove what was moved there, for one deletion or for all."""
+        """Remove the trash of one deletion, or all of it."""
         trash = self.trash if deletion_id is None else self.trash / str(deletion_id)
         remove_tree(trash)
 
     def prefixes(self) -> list[str]:
-        """Two hex digits each: the parts into which `store` can be walked."""
+        """Return the first two digits of all addresses, to walk ``store`` in parts."""
         return _names(self.store)
 
     def addresses(self, prefix: str) -> list[str]:
-        """The audio that has a directory in one part."""
+        """Return the addresses under a prefix that have a directory."""
         names = _names(self.store / prefix)
         return [name for name in names if is_address(name) and name.startswith(prefix)]
 
-    def kinds(self, audio_sha256: str) -> set[str]:
-        """Which files of an audio are there."""
+    def artifacts(self, audio_sha256: str) -> set[str]:
+        """Return which artifacts of an audio have files."""
         names = _names(self.audio_directory(audio_sha256))
-        kinds = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
-        return {kind for kind in kinds if kind == AUDIO_KIND or is_address(kind)}
+        stems = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
+        return {stem for stem in stems if stem == AUDIO or is_address(stem)}
 
     def files(self, prefix: str) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Address, kind and status of each file in one part."""
+        """Yield address, artifact and status of each file under a prefix."""
         for sha in self.addresses(prefix):
-            for kind in sorted(self.kinds(sha)):
-                path = Path(self.file_name(sha, kind))
+            for artifact in sorted(self.artifacts(sha)):
+                path = Path(self.file_name(sha, artifact))
                 with storage_errors(path), suppress(FileNotFoundError):
-                    yield sha, kind, path.stat()
+                    yield sha, artifact, path.stat()
 
     def misplaced(self, prefix: str) -> list[Path]:
-        """What is in one part and should not be, by its name."""
+        """Return paths under a prefix whose names no stored file has."""
         part = self.store / prefix
         addresses = self.addresses(prefix)
         found = [part / name for name in _names(part) if name not in addresses]
         for sha in addresses:
-            allowed = {f"{kind}{SUFFIX}" for kind in self.kinds(sha)}
+            allowed = {f"{artifact}{SUFFIX}" for artifact in self.artifacts(sha)}
             names = set(_names(part / sha)) - allowed
             found += [part / sha / name for name in sorted(names)]
         return found
 
     def sweep_partials(self) -> int:
-        """Remove what dead processes were writing; return how many files."""
+        """Remove partial files of dead processes; return how many."""
         num_removed = 0
         for path in self._partials():
             with storage_errors(path):
@@ -200,7 +202,7 @@ class StoreDirectory:
         return num_removed
 
     def leftovers(self) -> list[Path]:
-        """What dead processes were writing, and what is in the trash."""
+        """Return partial files of dead processes, and all entries of the trash."""
         found = [
             path / name
             for path in self._partials()
@@ -214,7 +216,7 @@ class StoreDirectory:
         ]
 
     def close(self) -> None:
-        """Let go of this process's place to write; the next write takes another."""
+        """Release this process's part of ``partial``; `stage` takes another."""
         with self._lock:
             if self._presence is not None and self._presence.is_here:
                 with suppress(OSError):
@@ -225,17 +227,11 @@ class StoreDirectory:
     def _partials(self) -> list[Path]:
         return [self.partial / name for name in _names(self.partial)]
 
-    def _own_partial(self) -> Path:
-        with self._lock:
-            if self._presence is None or not self._presence.is_here:
-                self._presence = Presence(self.partial)
-            return self._presence.path
-
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all in it; others may be doing so as well.
+    """Remove a directory and all in it; other processes may do so at once.
 
-    Raises: StorageError: Some of it is still there.
+    Raises: StorageError: Some files are left.
     """
     for _ in range(3):
         shutil.rmtree(path, ignore_errors=True)
@@ -264,13 +260,6 @@ def _names(path: Path) -> list[str]:
         raise StorageError(f"{path}: {exc.strerror or exc}") from exc
 
 
-def _checked(text: str) -> str:
-    """Return an address; keys arrive over RPC, and none may name a path of its own."""
-    if ADDRESS.fullmatch(text) is None:
-        raise StorageError(f"Not a content address: {text[:80]!r}")
-    return text
-
-
 class DirectoryReader:
     """Reads the files of a directory."""
 
@@ -278,25 +267,26 @@ class DirectoryReader:
         self._files = directory
 
     def has(self, file: StoredFile, *, is_read: bool = False) -> bool:
-        """Whether a row's bytes are there.
+        """Whether a row's bytes are stored.
 
-        With ``is_read`` they are read and verified. Else one look tells, and what the
-        row says of the last read.
+        With ``is_read`` they are read and verified. Else the file has to exist, and the
+        last read must not have found it damaged.
         """
         if is_read:
-            return is_whole(file, self._files.read(file.audio_sha256, file.kind))
-        is_there = self._files.exists(file.audio_sha256, file.kind)
+            return is_whole(file, self._files.read(file.audio_sha256, file.artifact))
+        is_there = self._files.exists(file.audio_sha256, file.artifact)
         return is_there and not file.is_suspect
 
     def read(
-        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+        self, key: EncodingKey, parse: Callable[[bytes, EncodingKey], T]
     ) -> T | None:
-        """Return what a file's bytes mean to ``parse``; None if it is not there.
+        """Return ``parse`` of a file's bytes; None if the file is missing.
 
         Raises: SourceCorruptError, EncodingCorruptError, as ``parse`` does.
         """
-        blob = self._files.read(audio_sha256, kind)
-        return None if blob is None else parse(blob)
+        name = self._files.file_name(key.audio_sha256, key.encoder_fingerprint)
+        blob = read_whole(name)
+        return None if blob is None else parse(blob, key)
 
     read_here = read
 
@@ -306,19 +296,19 @@ class Staged:
     """Bytes that are written and have no row yet.
 
     Attributes:
-        path: Where a directory has them; None in a bucket.
-        object_name: Where a bucket has them; None in a directory.
+        path: The file in a directory; None in a bucket.
+        object_name: The object in a bucket; None in a directory.
     """
 
     data: bytes
     audio_sha256: str
-    kind: str
+    artifact: str
     path: Path | None = None
     object_name: str | None = None
 
 
 class TakenAwayError(Exception):
-    """Staged bytes may not be placed any more: it took too long, or was deleted."""
+    """The bytes were deleted, evicted or staged for too long; stage them anew."""
 
 
 class DirectoryOwner:
@@ -327,59 +317,63 @@ class DirectoryOwner:
     def __init__(self, directory: StoreDirectory):
         self.files = directory
 
-    def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
-        """Write bytes that have no row yet; `place` them, and `unstage` them after."""
+    def stage(self, data: bytes, audio_sha256: str, artifact: str) -> Staged:
+        """Write bytes without a row; the caller has to `place`, then `unstage` them."""
         path = self.files.stage(data)
-        return Staged(data=data, audio_sha256=audio_sha256, kind=kind, path=path)
+        return Staged(
+            data=data, audio_sha256=audio_sha256, artifact=artifact, path=path
+        )
 
     def place(self, db: Connection, staged: Staged) -> str | None:
-        """Make staged bytes those of a row that is about to be written.
+        """Move staged bytes to their name, for a row that the caller writes next.
 
         Returns the name of the object for the row, None for a file.
 
-        Raises: TakenAwayError: Stage them anew.
+        Raises: TakenAwayError: By `BucketOwner` only; the caller stages them anew.
         """
         del db
         if staged.path is None:
             raise StorageError("staged in a bucket, placed in a directory")
-        self.files.place(staged.path, staged.audio_sha256, staged.kind)
+        self.files.place(staged.path, staged.audio_sha256, staged.artifact)
         return None
 
     def unstage(self, staged: Staged) -> None:
-        """Remove what was staged and has no row; raises nothing.
+        """Remove staged bytes that were not placed; raises nothing.
 
-        What stays is swept once this process has ended.
+        If that fails, `sweep_partials` removes them once this process has ended.
         """
         if staged.path is not None:
             with suppress(OSError):
                 staged.path.unlink(missing_ok=True)
 
-    def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
-        """Remove files whose rows go in this transaction, or are not there."""
+    def remove(
+        self, db: Connection, audio_sha256: str, artifacts: Collection[str]
+    ) -> None:
+        """Remove files whose rows this transaction deletes, or that have none."""
         schema.check_turn(db)
-        self.files.remove(audio_sha256, kinds)
+        self.files.remove(audio_sha256, artifacts)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
     ) -> None:
-        """Begin to remove an audio but for some kinds; `finish_discard` ends it."""
+        """Remove all but the kept artifacts; if none, move the audio to the trash."""
         if not keep:
             schema.check_turn(db)
             self.files.discard(audio_sha256, deletion_id)
             return
-        self.remove(db, audio_sha256, self.files.kinds(audio_sha256) - set(keep))
+        self.remove(db, audio_sha256, self.files.artifacts(audio_sha256) - set(keep))
 
     def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
-        """End what was discarded. Raises: StorageError: Something is left."""
+        """Empty a deletion's trash. Raises: StorageError: Files are left."""
         del audio_sha256
         self.files.empty_trash(deletion_id)
 
 
 def is_whole(file: StoredFile, blob: bytes | None) -> bool:
-    """Whether bytes are there and are those that were written for a row."""
+    """Whether ``blob`` is the row's file, undamaged."""
     if blob is None:
         return False
-    key = EncodingKey(audio_sha256=file.audio_sha256, encoder_fingerprint=file.kind)
+    key = EncodingKey(audio_sha256=file.audio_sha256, encoder_fingerprint=file.artifact)
     try:
         encoding_from_bytes(blob, key)
     except EncodingCorruptError:

@@ -1,6 +1,6 @@
 """An encoding, the key that it is stored by, and its stored form.
 
-That is one safetensors file that proves itself.
+That form is one safetensors file with a checksum and the key in it.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,11 @@ ADDRESS = re.compile(r"[0-9a-f]{64}")
 class ComputedOn:
     """What computed an encoding; for people, and no part of its key.
 
-    Chips and versions of torch round otherwise in the last bits, and an encoding of
-    another one is taken as it is. Who compares two wants to know.
+    Chips and versions of torch round differently in the last bits, and an encoding is
+    used wherever it was computed. This explains differences between two encodings.
 
     Attributes:
-        device: Kind of device, as torch calls it: ``cpu``, ``cuda``.
+        device: Kind of device, in torch's words: ``cpu``, ``cuda``.
         device_name: The chip.
         torch_version: With its build: ``2.13.0+cpu``.
     """
@@ -57,27 +56,19 @@ class Encoding:
     def __init__(self, arrays: Mapping[str, Array], origin: ComputedOn | None = None):
         if not arrays:
             raise ValueError("an encoding has at least one array")
-        kept = {name: _frozen(array) for name, array in sorted(arrays.items())}
+        kept = dict(sorted(arrays.items()))
+        for name, array in kept.items():
+            # A view of bytes, as read from a file, cannot change and needs no copy.
+            if not (isinstance(array.base, bytes) and array.flags.c_contiguous):
+                # A view of a caller's writable buffer could still change later.
+                kept[name] = np.array(array, order="C", copy=True)
+                kept[name].flags.writeable = False
         self.arrays = MappingProxyType(kept)
         self.num_bytes = sum(array.nbytes for array in kept.values())
         self.origin = origin
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
-
-    def computed_by(self, origin: ComputedOn) -> "Encoding":
-        """The same arrays, and what computed them."""
-        return Encoding(self.arrays, origin)
-
-
-def _frozen(array: Array) -> Array:
-    # Read from a file: nobody can write to bytes, so there is no need for a copy.
-    if isinstance(array.base, bytes) and array.flags.c_contiguous:
-        return array
-    # A view of somebody's writable buffer could still change underneath us.
-    owned = np.array(array, order="C", copy=True)
-    owned.flags.writeable = False
-    return owned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +79,7 @@ class EncodingKey:
         audio_sha256: Content address of the reference audio (rate and samples).
         encoder_fingerprint: Hex digest over all that changes what the encoder
             computes: weights, dtype, rates, resampler, attention, our revision.
-            ``AUDIO_KIND`` for the stored form of the audio itself.
+            ``AUDIO`` for the stored form of the audio itself.
     """
 
     audio_sha256: str
@@ -102,12 +93,12 @@ class EncodingKey:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is 64 lower-case hex digits."""
+    """Whether the text is 64 lower-case hex digits."""
     return ADDRESS.fullmatch(text) is not None
 
 
-# safetensors' name -> what both it and NumPy hold; it would also write bfloat16,
-# which NumPy cannot read back.
+# safetensors' name of a dtype -> the same in NumPy. safetensors would also write
+# bfloat16, which NumPy cannot read back.
 _DTYPES = {
     **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
@@ -127,10 +118,16 @@ def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
 
     Raises: TypeError: An array's dtype cannot be stored.
     """
-    blob = save({name: _storable(name, a) for name, a in encoding.arrays.items()})
-    end = _header_end(blob)
+    arrays: dict[str, Array] = {}
+    for name, array in encoding.arrays.items():
+        little = array.dtype.newbyteorder("<")
+        if little not in _DTYPES.values():
+            raise TypeError(f"array {name!r} is {array.dtype}, which cannot be stored")
+        arrays[name] = np.asarray(array, dtype=little, order="C")
+    blob = save(arrays)
+    end = _SIZE_BYTES + int.from_bytes(blob[:_SIZE_BYTES], "little")
     # safetensors writes metadata in the order of a hash map seeded per process, so
-    # ours goes in front of what it wrote without any.
+    # ours is put in front of the header that it wrote without metadata.
     header = _START + b"0" * 32 + _identity(key)
     if encoding.origin is not None:
         origin = json.dumps(asdict(encoding.origin), separators=(",", ":"))
@@ -147,9 +144,8 @@ def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
 def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
     """Verify and parse one stored encoding; its arrays are views of ``blob``.
 
-    Raises:
-        EncodingCorruptError: Not one of ours, stored under the wrong key, or some
-            byte differs from what was written.
+    Raises: EncodingCorruptError: ``blob`` is no encoding, has another key, or a byte
+        that differs from what was written.
     """
     if not blob.startswith(_START, _SIZE_BYTES):
         raise EncodingCorruptError(key.digest, "not an encoding")
@@ -158,15 +154,19 @@ def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
     identity = _identity(key)
     if not blob.startswith(identity, _DIGITS.stop):
         raise EncodingCorruptError(key.digest, "stored under another key")
-    end = _header_end(blob)
+    end = _SIZE_BYTES + int.from_bytes(blob[:_SIZE_BYTES], "little")
     try:
-        # The comma in front of the metadata's rest, and of the tensors, is where the
-        # brace of its own was.
+        # ``,ORIGIN},TENSORS}`` or ``},TENSORS}`` follows the identity: a brace for each
+        # comma makes two JSON objects of it.
         text = "{" + blob[_DIGITS.stop + len(identity) : end].decode().removeprefix(",")
         metadata, length = json.JSONDecoder().raw_decode(text)
         tensors = json.loads("{" + text[length + 1 :])
-        arrays = {name: _view(blob, end, t) for name, t in tensors.items()}
-        # None of reference audio, which nothing computed.
+        arrays: dict[str, Array] = {}
+        for name, tensor in tensors.items():
+            dtype, shape = _DTYPES[tensor["dtype"]], tensor["shape"]
+            start = end + tensor["data_offsets"][0]
+            arrays[name] = np.ndarray(shape, dtype, blob, start)
+        # Reference audio has no origin: no encoder computed it.
         origin = {name: str(metadata[name]) for name in _ORIGIN} if metadata else None
         return Encoding(arrays, ComputedOn(**origin) if origin else None)
     except (KeyError, TypeError, ValueError) as exc:
@@ -174,7 +174,7 @@ def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
 
 
 def _identity(key: EncodingKey) -> bytes:
-    """What follows the checksum, in its one canonical form."""
+    """Return the key as the header has it after the checksum."""
     return (
         f'","audio_sha256":"{key.audio_sha256}",'
         f'"encoder_fingerprint":"{key.encoder_fingerprint}"'
@@ -182,28 +182,12 @@ def _identity(key: EncodingKey) -> bytes:
 
 
 def _checksum(blob: bytes | bytearray) -> bytes:
-    """XXH3-128 in hex over all of the file but these digits.
+    """Return XXH3-128 in hex over all of the file but these digits.
 
-    It is there for disks that err, not for people who do: whoever can write the
-    directory can write a right checksum. SHA-256 would take longer than the read.
+    It detects disk errors, not tampering: a writer of the directory can write a right
+    checksum as well. SHA-256 would take longer than the read.
     """
     view = memoryview(blob)
     digest = xxh3_128(view[: _DIGITS.start])
     digest.update(view[_DIGITS.stop :])
     return digest.hexdigest().encode()
-
-
-def _view(blob: bytes, start: int, tensor: dict[str, Any]) -> Array:
-    dtype, shape = _DTYPES[tensor["dtype"]], tensor["shape"]
-    return np.ndarray(shape, dtype, blob, start + tensor["data_offsets"][0])
-
-
-def _storable(name: str, array: Array) -> Array:
-    little = array.dtype.newbyteorder("<")
-    if little not in _DTYPES.values():
-        raise TypeError(f"array {name!r} is {array.dtype}, which cannot be stored")
-    return np.asarray(array, dtype=little, order="C")
-
-
-def _header_end(blob: bytes) -> int:
-    return _SIZE_BYTES + int.from_bytes(blob[:_SIZE_BYTES], "little")

@@ -1,6 +1,6 @@
-"""Locks among processes: that one lives, and whose turn a key is. They end with it.
+"""Locks that show which processes are alive, and which one has the turn of a key.
 
-Among the machines of a fleet a turn is a lease in the catalogue.
+A lock ends with its process. In a fleet a turn is a lease in the catalogue instead.
 """
 
 import fcntl
@@ -9,20 +9,15 @@ import secrets
 import struct
 import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
+from vllm_tts_cache import files
 from vllm_tts_cache.catalogue import leases
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.files import (
-    DIRECTORY_MODE,
-    FILE_MODE,
-    make_directory,
-    storage_errors,
-)
 from vllm_tts_cache.store.encoding import EncodingKey
 
 # struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
@@ -33,38 +28,40 @@ _FILE_NAME = "turns.lock"
 
 
 class Presence:
-    """A locked path of a random name in a directory.
+    """A locked path of a random name in a directory; shows that its process is alive.
 
     Args:
         directory: Made if missing.
         suffix: Of the name; the path is a file with one, a directory without.
 
     Attributes:
-        is_here: Whether this process holds it; a forked child does not.
+        is_here: Whether this process holds the lock; a forked child does not.
 
-    Raises: StorageError: It cannot be made.
+    Raises: StorageError: The path cannot be made.
     """
 
     def __init__(self, directory: Path, suffix: str = ""):
         self._handle = -1
         self.is_here = False
-        with storage_errors(directory):
-            make_directory(directory)
+        with files.storage_errors(directory):
+            files.make_directory(directory)
             while not self._taken(directory / f"{secrets.token_hex(8)}{suffix}"):
                 pass
         _presences.add(self)
 
     def end(self) -> None:
-        """Let go of the lock; what is at the path is for others to sweep."""
+        """Release the lock; the path stays until another process sweeps it."""
         if self.is_here:
             self.is_here = False
             os.close(self._handle)
 
     def _taken(self, path: Path) -> bool:
         if path.suffix:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+            os.close(
+                os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, files.FILE_MODE)
+            )
         else:
-            path.mkdir(mode=DIRECTORY_MODE)
+            path.mkdir(mode=files.DIRECTORY_MODE)
         handle = claim(path)
         if handle is None:  # swept before it was locked
             return False
@@ -73,7 +70,7 @@ class Presence:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether somebody holds the path. Raises: OSError."""
+    """Whether a process holds the path's lock. Raises: OSError."""
     if (handle := claim(path)) is not None:
         os.close(handle)
         return False
@@ -81,9 +78,9 @@ def is_alive(path: Path) -> bool:
 
 
 def claim(path: Path) -> int | None:
-    """A descriptor that holds the lock of a path whose owner is dead; else None.
+    """Lock a path whose owner is dead; return the descriptor, None if it is alive.
 
-    Whoever sweeps the path does so before closing the descriptor.
+    The caller sweeps the path before it closes the descriptor.
 
     Raises: OSError.
     """
@@ -115,7 +112,7 @@ class KeyTurns:
         path: The lock file; made if missing, and never grows.
 
     Attributes:
-        look_again_seconds: After which another's turn is asked for again.
+        look_again_seconds: How long to wait before `turn` is asked for again.
     """
 
     look_again_seconds = 0.1
@@ -127,49 +124,46 @@ class KeyTurns:
         self._lock = threading.Lock()
         _turns.add(self)
 
-    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
-        """The key's turn, until the context ends; None if another has it now.
+    @contextmanager
+    def turn(self, key: EncodingKey) -> Generator[bool, None, None]:
+        """Hold the key's turn in the block; yields False if another one has it.
 
-        Never waits. Enter what is returned, or nobody gets the turn any more.
-
-        Raises: StorageError: The lock file cannot be opened or locked.
+        Never waits. Where the file cannot be locked, each caller has the turn.
         """
         byte = int(key.digest[:16], 16) % (1 << _KEY_BITS)
-        with self._lock, storage_errors(self._path):
+        with self._lock:
             # Threads share the open file, and with it the lock.
-            if byte in self._taken or not self._set(fcntl.F_WRLCK, byte):
-                return None
-            self._taken.add(byte)
-        return self._held(byte)
+            is_mine = byte not in self._taken and self._set(fcntl.F_WRLCK, byte)
+            if is_mine:
+                self._taken.add(byte)
+        try:
+            yield is_mine
+        finally:
+            with self._lock:
+                if is_mine and byte in self._taken:  # `close` has released it, too
+                    self._taken.remove(byte)
+                    self._set(fcntl.F_UNLCK, byte)
 
     def close(self) -> None:
-        """Give every turn back."""
+        """Release every turn."""
         with self._lock:
             if self._handle >= 0:
                 os.close(self._handle)
             self._handle = -1
             self._taken.clear()
 
-    @contextmanager
-    def _held(self, byte: int) -> Generator[None, None, None]:
-        try:
-            yield
-        finally:
-            with self._lock:
-                if byte in self._taken:
-                    self._taken.remove(byte)
-                    self._set(fcntl.F_UNLCK, byte)
-
     def _set(self, kind: int, byte: int) -> bool:
-        if self._handle < 0:
-            make_directory(self._path.parent)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._handle = os.open(self._path, flags, FILE_MODE)
         wanted = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
         try:
+            if self._handle < 0:
+                files.make_directory(self._path.parent)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._handle = os.open(self._path, flags, files.FILE_MODE)
             fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, wanted)
         except BlockingIOError:
             return False
+        except OSError:
+            pass  # turns save work; nothing depends on them
         return True
 
 
@@ -177,9 +171,9 @@ _presences: "WeakSet[Presence]" = WeakSet()
 _turns: "WeakSet[KeyTurns]" = WeakSet()
 
 
-def _let_go_in_child() -> None:
-    # The child shares the open files: it would keep its dead parent present, and hold
-    # what that has taken.
+def _release_in_child() -> None:
+    # The child shares the open files: with them it would make a dead parent look alive,
+    # and hold its turns.
     for presence in list(_presences):
         presence.end()
     for turns in list(_turns):
@@ -187,43 +181,41 @@ def _let_go_in_child() -> None:
         turns.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 class LeasedTurns:
-    """As `locks.KeyTurns`, in a catalogue that several machines reach."""
+    """Turns as of `KeyTurns` among several machines: leases in their catalogue."""
 
-    # Each look is two questions to a server, which a fleet asks.
+    # Each attempt is two queries to a server that a whole fleet uses.
     look_again_seconds = 0.5
 
     def __init__(self, database: Database):
         self._database = database
 
-    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
-        """The key's turn, until the context ends; None if another has it now.
-
-        Raises: StorageError: The catalogue cannot be asked.
-        """
-        holder = secrets.token_hex(8)  # of this turn: its next holder may be here, too
-        with self._database.read() as db:
-            if not leases.take_turn(db, key.digest, holder):
-                return None
-        return self._kept(key.digest, holder)
-
     @contextmanager
-    def _kept(self, key_digest: str, holder: str) -> Generator[None, None, None]:
+    def turn(self, key: EncodingKey) -> Generator[bool, None, None]:
+        """Hold the key's turn in the block; yields False if another one has it.
+
+        While the catalogue fails, each caller has the turn.
+        """
+        holder = secrets.token_hex(8)  # this process may take the next turn
+        is_mine = True
+        with suppress(StorageError), self._database.read() as db:
+            is_mine = leases.take_turn(db, key.digest, holder)
         try:
-            yield
+            yield is_mine
         finally:
-            with suppress(StorageError), self._database.read() as db:
-                leases.give_turn_back(db, key_digest, holder)
+            if is_mine:
+                with suppress(StorageError), self._database.read() as db:
+                    leases.give_turn_back(db, key.digest, holder)
 
 
 Turns = KeyTurns | LeasedTurns
 
 
 def open_turns(settings: Settings, database: Database) -> Turns:
-    """The turns of all processes that share a catalogue."""
+    """Return the turns that all processes of a catalogue share."""
     if database.backend.has_leases:
         return LeasedTurns(database)
     return KeyTurns(settings.samples_dir / _FILE_NAME)

@@ -12,7 +12,7 @@ from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one segment of a tier may hold; ``max_entries=None`` means bytes only."""
+    """The limits of one segment; ``max_entries=None`` limits bytes only."""
 
     max_bytes: int
     max_entries: int | None = None
@@ -32,7 +32,7 @@ class Budget:
 class SegmentStats:
     """What one segment holds and how it was used.
 
-    Hits and misses count under the segment asked for, evictions under the segment
+    Hits and misses count under the requested segment, evictions under the segment
     that lost the entry.
     """
 
@@ -69,15 +69,15 @@ class TierStats(SegmentStats):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """A snapshot of one process's cache; taking it looks at no disk.
+    """A snapshot of one process's cache; taking it uses no disk.
 
     Attributes:
-        hits: Callers answered, from ``memory`` and from ``disk``.
-        misses: Callers for whom neither had it.
+        hits: Calls of `EncodingCache.get` answered from ``memory`` and from ``disk``.
+        misses: Calls that neither could answer.
         corrupt: Encodings that did not match their key; each counts as a miss.
         tier_errors: Calls that the disk could not answer.
-        memory: The memory's own view. Its hits and misses count every look, so they
-            exceed the callers.
+        memory: The memory's own counts. Its misses include those that the disk
+            answered.
     """
 
     hits: dict[str, int]
@@ -91,12 +91,12 @@ class Counters:
     """Named counts that threads may add to."""
 
     def __init__(self) -> None:
-        # A plain one: Counter looks a missing name up in Python, and every hit counts.
+        # No Counter: it handles a missing name in Python code, which slows each hit.
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
 
     def add(self, name: str, number: int = 1) -> None:
-        """Count so many more."""
+        """Add to the count of a name."""
         with self._lock:
             self._counts[name] += number
 
@@ -107,11 +107,11 @@ class Counters:
 
 
 class Sized(Protocol):
-    """What knows the memory that it takes."""
+    """A value that knows how much memory it takes."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes, near enough."""
+        """Approximate size in bytes."""
         ...
 
 
@@ -120,7 +120,7 @@ V = TypeVar("V", bound=Sized)
 
 
 class LruSegment(Generic[K, V]):
-    """Values by key; its owner moves what was used to the end, and locks.
+    """LRU values by key; its owner locks it, and moves used entries to the end.
 
     Attributes:
         budget: Bytes and entries at most.
@@ -128,7 +128,7 @@ class LruSegment(Generic[K, V]):
         num_bytes: Sum of all values.
         hits: Counted by its owner.
         misses: Counted by its owner.
-        evictions: Values that went for others.
+        evictions: Values removed to make room for others.
     """
 
     __slots__ = ("budget", "entries", "evictions", "hits", "misses", "num_bytes")
@@ -138,12 +138,13 @@ class LruSegment(Generic[K, V]):
         self.entries: OrderedDict[K, V] = OrderedDict()
         self.num_bytes = self.hits = self.misses = self.evictions = 0
 
-    def fits(self, value: V) -> bool:
-        """Whether the value is within the budget by itself."""
-        return self.budget.allows(value.num_bytes, 1)
+    def add(self, key: K, value: V) -> list[K] | None:
+        """Add a value whose key is new; return evicted keys.
 
-    def add(self, key: K, value: V) -> list[K]:
-        """Hold a value that `fits` and whose key is not here; return evicted keys."""
+        None, and nothing is changed, for a value that is over the budget by itself.
+        """
+        if not self.budget.allows(value.num_bytes, 1):
+            return None
         self.entries[key] = value
         self.num_bytes += value.num_bytes
         evicted = list[K]()
@@ -154,7 +155,7 @@ class LruSegment(Generic[K, V]):
         return evicted
 
     def remove(self, key: K) -> V:
-        """Return the value and forget it. Raises: KeyError."""
+        """Remove and return the value. Raises: KeyError."""
         value = self.entries.pop(key)
         self.num_bytes -= value.num_bytes
         return value
@@ -179,10 +180,10 @@ class LruSegment(Generic[K, V]):
         )
 
 
-# Python 3.11 looks a member of an enum up in Python, which a hit can feel.
+# Python 3.11 looks up an enum's member in Python code, which would slow each hit.
 _REGISTERED = Segment.REGISTERED
 
-# Addresses that were deleted, kept for writes that began before.
+# Deleted addresses that are kept, for a `put` whose read or encode began before.
 _MAX_DELETED = 4096
 
 _Encodings = LruSegment[EncodingKey, Encoding]
@@ -195,8 +196,8 @@ class MemoryTier:
     registered speaker out. Any thread may call any method.
 
     Attributes:
-        num_deletes: How often something was deleted; to be read before what is `put`.
-        oldest_known_delete: Of deletions after this number it is known of which audio.
+        num_deletes: Deletions so far; callers read it before they make what they `put`.
+        oldest_known_delete: Deletions up to this number may have been of any audio.
     """
 
     def __init__(self, budgets: Mapping[Segment, Budget]):
@@ -208,9 +209,9 @@ class MemoryTier:
         self._lock = threading.Lock()
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
-        """Return the encoding and mark it recently used."""
+        """Return the encoding and mark it recently used; None on a miss."""
         with self._lock:
-            # Most of what is asked for is here, and every look costs a hash.
+            # Registered first: most requests are for it, and each lookup hashes.
             encoding = self._registered.entries.get(key)
             if encoding is not None:
                 self._registered.entries.move_to_end(key)
@@ -218,7 +219,7 @@ class MemoryTier:
                 self._inline.entries.move_to_end(key)
                 if segment is _REGISTERED:
                     self._promote(key)
-            asked = self._segment(segment)
+            asked = self._registered if segment is _REGISTERED else self._inline
             if encoding is None:
                 asked.misses += 1
             else:
@@ -227,32 +228,34 @@ class MemoryTier:
 
     def put(
         self, key: EncodingKey, encoding: Encoding, segment: Segment, *, since: int
-    ) -> None:
-        """Keep the encoding, evicting the oldest ones; skip one that cannot fit.
+    ) -> bool:
+        """Keep the encoding, evicting the oldest ones; False for one that cannot fit.
 
         ``since`` is `num_deletes` from before it was read or made: if its audio was
         deleted after that, it is not kept.
         """
         with self._lock:
-            # What was deleted longer ago than is known may have been this audio.
+            # A deletion whose audio is not known may have been of this one.
             known = self._deleted.get(key.audio_sha256, 0)
             if max(known, self.oldest_known_delete) > since:
-                return
-            if (holder := self._holder(key)) is None:
-                self._add(self._segment(segment), key, encoding)
-                return
-            # One key, one value: what is there already is what was given.
-            holder.entries.move_to_end(key)
-            if segment is Segment.REGISTERED and holder is self._inline:
-                self._promote(key)
+                return False
+            for holder in (self._registered, self._inline):
+                if key in holder.entries:
+                    # A key has one value: the entry equals what was given.
+                    holder.entries.move_to_end(key)
+                    if holder is self._inline and segment is _REGISTERED:
+                        self._promote(key)
+                    return True
+            asked = self._registered if segment is _REGISTERED else self._inline
+            return self._add(asked, key, encoding)
 
     def contains(self, key: EncodingKey) -> bool:
-        """Whether the encoding is here; it does not count as a use."""
+        """Whether the encoding is in memory; does not count as a use."""
         with self._lock:
-            return self._holder(key) is not None
+            return key in self._registered.entries or key in self._inline.entries
 
     def delete(self, audio_sha256: str) -> int:
-        """Delete every encoding of one audio, without looking at the others."""
+        """Delete every encoding of one audio; return how many there were."""
         with self._lock:
             self.num_deletes += 1
             self._deleted[audio_sha256] = self.num_deletes
@@ -261,12 +264,12 @@ class MemoryTier:
                 _, self.oldest_known_delete = self._deleted.popitem(last=False)
             keys = self._by_audio.pop(audio_sha256, set())
             for key in keys:
-                if (holder := self._holder(key)) is not None:
-                    holder.remove(key)
+                is_inline = key in self._inline.entries
+                (self._inline if is_inline else self._registered).remove(key)
             return len(keys)
 
     def delete_all(self) -> int:
-        """Delete every encoding, and keep none that is being read or made by now."""
+        """Delete every encoding, and refuse those that are being read or made now."""
         with self._lock:
             self.num_deletes += 1
             self.oldest_known_delete = self.num_deletes
@@ -277,29 +280,21 @@ class MemoryTier:
     def stats(self) -> TierStats:
         """Return what is held now and how it was used since the start."""
         with self._lock:
-            stats = {segment: self._segment(segment).stats() for segment in Segment}
-        return TierStats.of(stats)
+            registered, inline = self._registered.stats(), self._inline.stats()
+        return TierStats.of({Segment.REGISTERED: registered, Segment.INLINE: inline})
 
-    def _segment(self, segment: Segment) -> _Encodings:
-        return self._registered if segment is _REGISTERED else self._inline
-
-    def _holder(self, key: EncodingKey) -> _Encodings | None:
-        segments = self._registered, self._inline
-        return next((holder for holder in segments if key in holder.entries), None)
-
-    def _add(self, holder: _Encodings, key: EncodingKey, encoding: Encoding) -> None:
-        if not holder.fits(encoding):
-            return
+    def _add(self, holder: _Encodings, key: EncodingKey, encoding: Encoding) -> bool:
+        if (evicted := holder.add(key, encoding)) is None:
+            return False
         self._by_audio[key.audio_sha256].add(key)
-        for evicted in holder.add(key, encoding):
-            siblings = self._by_audio[evicted.audio_sha256]
-            siblings.discard(evicted)
+        for each in evicted:
+            siblings = self._by_audio[each.audio_sha256]
+            siblings.discard(each)
             if not siblings:
-                del self._by_audio[evicted.audio_sha256]
+                del self._by_audio[each.audio_sha256]
+        return True
 
     def _promote(self, key: EncodingKey) -> None:
         """Move an inline entry to the registered segment, if it fits there."""
-        encoding = self._inline.entries[key]
-        if self._registered.fits(encoding):
+        if self._add(self._registered, key, self._inline.entries[key]):
             self._inline.remove(key)
-            self._add(self._registered, key, encoding)

@@ -1,6 +1,5 @@
-"""Opens the store that the settings describe; the one place that puts it together."""
+"""Opens the store that the settings describe; only this module assembles it."""
 
-import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from vllm_tts_cache.catalogue.sqlite import FILE_NAME, SqliteFile
 from vllm_tts_cache.config import Settings, allows_plain_http
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError
 from vllm_tts_cache.files import make_directory, shared_file_system, storage_errors
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.store import binding
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BucketOwner
@@ -27,18 +27,15 @@ from vllm_tts_cache.store.stock_import import import_stock_voices
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
 
 def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore:
-    """Open ``SPEAKER_SAMPLES_DIR``, and make it if it is not there.
+    """Open ``SPEAKER_SAMPLES_DIR``, and make it if it does not exist.
 
-    The voices of stock vLLM-Omni that are new there are registered; a worker leaves
-    that to the API process (``import_stock``).
+    Unless there is a bucket, ``import_stock`` registers new voices of stock vLLM-Omni;
+    a worker leaves that to the API process.
 
-    Raises:
-        StorageError: It cannot be opened, or is of another version. What was imported
-            stays; the next opening goes on from there.
+    Raises: StorageError: The store is of another version, or fails. Voices that
+        were imported stay; the next opening goes on from there.
     """
     directory = settings.samples_dir
     with storage_errors(directory):
@@ -52,38 +49,38 @@ def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore
 
 
 def open_existing(settings: Settings) -> SpeakerStore:
-    """Open ``SPEAKER_SAMPLES_DIR`` as it is, to look at it; nothing is written.
+    """Open ``SPEAKER_SAMPLES_DIR`` for reading; makes no directory and no catalogue.
 
     Raises:
         NoCatalogueError: No server of this version has stored voices there.
-        ConfigError: The directory or the catalogue belongs to another.
-        StorageError: It cannot be read.
+        ConfigError: The directory or the catalogue is bound to another one.
+        StorageError: The catalogue cannot be read.
     """
     directory, url = settings.samples_dir, settings.catalogue_url
     if not url:
         binding.check_file(directory)
-    # A mistyped path would look right if it were made.
+    # Not made here: a mistyped path would then look right.
     if not (url or (directory / FILE_NAME).is_file()):
         raise NoCatalogueError(
             f"SPEAKER_SAMPLES_DIR={str(directory)!r}: no server of this version has "
             "stored voices there. Set SPEAKER_SAMPLES_DIR to the directory that the "
             "server uses, or start the server once."
         )
-    database = Database(_backend(directory, url))
+    database = Database(_backend(directory, url), directory)
     with _closed_on_error(database):
         database.check()
         return _opened(settings, database, binds=False)
 
 
 def open_catalogue(directory: Path, url: str = "") -> Database:
-    """Open the catalogue of a directory that exists, and make it if there is none.
+    """Open the catalogue of an existing directory, and make it if there is none.
 
-    It is in the PostgreSQL database of the URL, else in a file of the directory.
+    With a URL it is in that PostgreSQL database, else in a file of the directory.
 
     Raises: StorageError, ConfigError.
     """
     (binding.check_server if url else binding.check_file)(directory)
-    database = Database(_backend(directory, url))
+    database = Database(_backend(directory, url), directory)
     with _closed_on_error(database):
         database.prepare()
         binding.mark(directory)
@@ -107,17 +104,17 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
     directory = settings.samples_dir
     files = StoreDirectory(directory)
     is_file = not settings.catalogue_url
-    kind = shared_file_system(directory) if is_file else None
-    if kind is not None:
+    file_system = shared_file_system(directory) if is_file else None
+    if file_system is not None:
         logger.warning(
             "SPEAKER_SAMPLES_DIR=%s is on %s. The catalogue needs one host and a "
             "local file system: SQLite's log is shared through memory. Do not "
             "start a second host on it, or keep the catalogue on PostgreSQL "
             "(SPEAKER_CATALOGUE_URL).",
             directory,
-            kind,
+            file_system,
         )
-    is_local = is_file and kind is None
+    is_local = is_file and file_system is None
     if settings.store_url:
         bucket = _bucket(settings.store_url)
         bind = binding.bind_bucket if binds else binding.check_bucket
@@ -140,7 +137,7 @@ def _bucket(url: str) -> "Bucket":
         from vllm_tts_cache.store.bucket import Bucket
     except ImportError as exc:
         raise ConfigError(
-            "SPEAKER_STORE_URL is set, and what asks object stores is missing: "
+            "SPEAKER_STORE_URL is set, and the client for it is missing: "
             f"pip install 'vllm-tts-cache[fleet]' ({exc})"
         ) from exc
     return Bucket(url, is_plain=allows_plain_http())

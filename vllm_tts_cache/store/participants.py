@@ -1,9 +1,8 @@
-"""The API processes that confirm deletions, and this one's part among them.
+"""Participants: the API processes that confirm deletions; this one can be among them.
 
-Locks of files tell who lives where all are on one machine, else leases do.
+On one machine locked files show which of them are alive, on several machines leases.
 """
 
-import logging
 import os
 import secrets
 import threading
@@ -12,18 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_tts_cache.catalogue import deletions, leases
-from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.leases import Standing
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.store import locks
 from vllm_tts_cache.store.locks import Presence
 
 _FOLDER, _SUFFIX = "participants", ".lock"
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
+_REMOVED = (
+    "This API server's file in %s, which shows that it is alive, was removed. It "
+    "deletes all that it and its workers have in memory, and goes on."
+)
 
 DELETE_LOST_SECONDS = 600.0
 
@@ -31,65 +32,59 @@ DELETE_LOST_SECONDS = 600.0
 class _Participants:
     """All processes that confirm deletions; this one from `join` to `leave`.
 
-    A forked child is none of them.
+    A forked child is not a participant.
     """
 
     def __init__(self, database: Database):
-        self._database = database
+        self.database = database
         self._mine: str | None = None
         self._process = 0
-        self._num_returns = 0  # after absences in which deletions were missed
-        self._num_deleted = 0  # of them, those after which all was deleted
+        self._num_returns = 0  # after absences that may have missed deletions
+        self._num_deleted = 0  # the last return after which memory was emptied
 
     @property
     def id(self) -> str | None:
-        """This process's id; None unless it takes part."""
+        """This process's id; None unless it is a participant."""
         return self._mine if self._process == os.getpid() else None
 
     def deletions_to_confirm(self) -> list[Deletion]:
-        """Deletions whose files are gone and that wait for us, oldest first.
+        """Return deletions, oldest first, that have no files and wait for this process.
 
-        Only then: what is deleted before could be read from the files again.
+        While files are there, they could be read into memory again.
         """
         if (mine := self.id) is None:
             return []
-        with self._database.read() as db:
+        with self.database.read() as db:
             return deletions.to_confirm(db, mine)
 
+    @with_ballast
     def confirm(self, deletion_id: int) -> None:
-        """Write down that this process and its workers remember nothing of it."""
+        """Record that this process and its workers have none of its audio in memory."""
         if (mine := self.id) is None:
             return
-        with self._database.write() as db:
+        with self.database.write() as db:
             deletions.confirm(db, deletion_id, mine)
-        self._database.backend.wipe_log()
+        self.database.backend.wipe_log()
 
     def missed(self) -> int | None:
-        """A number, if all that is remembered is to be deleted: `has_deleted_all`.
+        """Return a number for `has_deleted_all` if memory must be emptied, else None.
 
-        We were away for so long that what was deleted meanwhile is not known any more,
-        and are asked about deletions again.
+        This process was away for so long that the deletions it missed are not known any
+        more. It has joined again, so new deletions wait for it.
         """
         num = self._num_returns
         return None if num == self._num_deleted else num
 
     def has_deleted_all(self, number: int) -> None:
-        """All was deleted, here and by workers, since `missed` answered this number."""
+        """Record that this process and its workers emptied memory after `missed`."""
         self._num_deleted = number
 
-    def is_asked(self) -> bool:
-        """Whether no deletion was missed of which something may be remembered.
+    def has_missed_none(self) -> bool:
+        """Whether this process missed no deletion, or has emptied its memory since.
 
-        Else none is finished, whatever the catalogue says.
+        If not, no deletion is finished, whatever the catalogue says.
         """
         return self._num_returns == self._num_deleted
-
-    def standing(self) -> Standing:
-        """For how long deletions wait for us, and what there is to be done of them.
-
-        Without a lease that is not known: 0 seconds. Raises: StorageError.
-        """
-        return Standing(seconds=0.0)
 
 
 class LockedParticipants(_Participants):
@@ -100,40 +95,66 @@ class LockedParticipants(_Participants):
         self._directory = root / _FOLDER
         self._presence: Presence | None = None
 
+    @with_ballast
     def join(self) -> str:
-        """Have each deletion wait for `confirm`, while we live; return our id."""
-        if (mine := self.id) is not None:
-            return mine
-        # Locked before it is known, or somebody would take it for dead.
-        present = Presence(self._directory, _SUFFIX)
-        with self._database.write() as db:
-            deletions.join(db, present.path.stem)
-        self._presence = present
-        self._mine, self._process = present.path.stem, os.getpid()
-        return present.path.stem
+        """Make new deletions wait for our `confirm` while we live; return our id."""
+        return self.id or self._join(None)
 
+    def _join(self, before: str | None) -> str:
+        # Locked before its row is written, else another process takes it for dead.
+        if self._presence is None or not self._presence.is_here:
+            self._presence = Presence(self._directory, _SUFFIX)
+        mine = self._presence.path.stem
+        with self.database.write() as db:
+            deletions.join(db, mine)
+            if before is not None:
+                deletions.ask_of_unfinished(db, mine)
+                deletions.leave(db, before)
+        self._mine, self._process = mine, os.getpid()
+        return mine
+
+    @with_ballast
+    def standing(self) -> Standing:
+        """Return the standing of a process without a lease: 0 seconds, and all to do.
+
+        Joins again if another program removed the lock file, and others took this
+        process for dead. `missed` then has the caller empty its memory.
+        """
+        mine, present = self.id, self._presence
+        if mine is not None and present is not None:
+            with storage_errors(self._directory):
+                if not present.path.exists():
+                    present.end()
+            if not present.is_here or present.path.stem != mine:
+                self._join(mine)
+                self._num_returns += 1
+                logger.warning(_REMOVED, self._directory)
+        return Standing(seconds=0.0)
+
+    @with_ballast
     def leave(self) -> None:
-        """End what `join` began; deletions do not wait for us any more."""
+        """End what `join` began; deletions do not wait for this process any more."""
         if (mine := self.id) is None or self._presence is None:
             return
-        with self._database.write() as db:
+        with self.database.write() as db:
             deletions.leave(db, mine)
-        self._database.backend.wipe_log()
+        self.database.backend.wipe_log()
         self._presence.path.unlink(missing_ok=True)
         self._presence.end()
         self._presence = self._mine = None
 
+    @with_ballast
     def delete_dead(self) -> None:
-        """Delete participants whose lock is free, and locks of those that are gone."""
-        with self._database.read() as db:
+        """Delete participants whose lock is free, and unlocked lock files."""
+        with self.database.read() as db:
             all_ = deletions.participants(db)
         with storage_errors(self._directory):
             dead = [id_ for id_ in all_ if not self._is_alive(id_)]
         if dead:
-            with self._database.write() as db:
+            with self.database.write() as db:
                 for id_ in dead:
                     deletions.leave(db, id_)
-            self._database.backend.wipe_log()
+            self.database.backend.wipe_log()
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
                 if (claimed := locks.claim(path)) is not None:
@@ -141,8 +162,8 @@ class LockedParticipants(_Participants):
                     os.close(claimed)
 
     def num_alive(self) -> int:
-        """How many other processes take part."""
-        with self._database.read() as db:
+        """Return how many other participants are alive."""
+        with self.database.read() as db:
             others = set(deletions.participants(db)) - {self.id}
         with storage_errors(self._directory):
             return sum(map(self._is_alive, others))
@@ -152,17 +173,17 @@ class LockedParticipants(_Participants):
 
 
 class LeasedParticipants(_Participants):
-    """Processes of any machine, which are waited for while they renew their leases.
+    """Processes of any machine; deletions wait for one while it renews its lease.
 
-    Each on a thread of its own: a process that is busy, and confirms late, is alive.
+    It renews on a thread of its own, so a busy process that confirms late is alive.
 
-    One that was away for so long that it was deleted joins anew by itself, and then
-    has everything deleted that it remembers: what it missed, nobody knows. Until then
-    it may speak what it finds by rows that it reads in the catalogue, which knows of no
-    deleted voice. What it may not do is to say that a deletion is finished.
+    A process that was away for so long that it was deleted joins again by itself, and
+    then empties its memory: the deletions that it missed are not known. Until then it
+    may speak voices that it finds in the catalogue, which has no row of a deleted one,
+    but must not report a deletion as finished.
 
     Args:
-        seconds: For how long a process that does not renew is waited for.
+        seconds: How long deletions wait for a process that does not renew its lease.
     """
 
     def __init__(self, database: Database, seconds: float):
@@ -171,20 +192,20 @@ class LeasedParticipants(_Participants):
         self._left = threading.Event()
         self._is_lost = False
         self._next_delete_dead = 0.0
-        self._log = ThrottledLog(logger)
+        self._log = ThrottledLog()
 
     def join(self) -> str:
-        """Have each deletion wait for `confirm`, while we live; return our id."""
+        """Make new deletions wait for our `confirm` while we live; return our id."""
         if (known := self.id) is not None:
             return known
         mine = secrets.token_hex(8)
-        with self._database.write() as db:
+        with self.database.write() as db:
             deletions.join(db, mine)
             leases.take(db, mine, self._seconds)
         self._mine, self._process = mine, os.getpid()
         self._left, self._is_lost = threading.Event(), False
         threading.Thread(
-            target=self._keep,
+            target=self._renew_until_left,
             args=(mine, self._left),
             name="tts-cache-lease",
             daemon=True,
@@ -192,72 +213,72 @@ class LeasedParticipants(_Participants):
         return mine
 
     def leave(self) -> None:
-        """End what `join` began; deletions do not wait for us any more."""
+        """End what `join` began; deletions do not wait for this process any more."""
         if (mine := self.id) is None:
             return
         self._mine = None
         self._left.set()
-        with self._database.write() as db:
+        with self.database.write() as db:
             leases.end(db, mine)
             deletions.leave(db, mine)
 
-    def is_asked(self) -> bool:
-        """Whether no deletion was missed of which something may be remembered."""
+    def has_missed_none(self) -> bool:
+        """Whether this process missed no deletion, or has emptied its memory since."""
         if (mine := self.id) is None:
             return True
-        # In this order: if it is known because it has joined anew, that shows below.
-        with self._database.read() as db:
+        # Before the flags: if `_rejoin` has just written the row, they show it below.
+        with self.database.read() as db:
             is_known = leases.is_known(db, mine)
-        return is_known and not self._is_lost and super().is_asked()
+        return is_known and not self._is_lost and super().has_missed_none()
 
     def delete_dead(self) -> None:
-        """Delete participants that were away for too long, and turns; now and then.
+        """Delete lost participants and dead turns, at most once in ten minutes.
 
-        Before that those whose lease is over are not waited for.
+        Deletions stop waiting for a participant before that, when its lease is over.
         """
         if (now := time.monotonic()) < self._next_delete_dead:
             return
         self._next_delete_dead = now + DELETE_LOST_SECONDS
-        with self._database.read() as db:
+        with self.database.read() as db:
             leases.delete_dead_turns(db)
             if not leases.lost(db):
                 return
-        with self._database.write() as db:
+        with self.database.write() as db:
             for participant_id in leases.end_lost(db):
                 deletions.leave(db, participant_id)
 
     def num_alive(self) -> int:
-        """How many other processes take part."""
-        with self._database.read() as db:
-            return len(leases.alive(db) - {self._mine})
+        """Return how many other participants are alive."""
+        with self.database.read() as db:
+            return len(leases.alive(db) - {self.id})
 
     def standing(self) -> Standing:
-        """For how long deletions wait for us, and what there is to be done of them."""
+        """Return the lease's standing; 0 seconds if it may have missed deletions."""
         if (mine := self.id) is None:
             return Standing(seconds=0.0)
-        found = leases.standing(self._database, mine)
-        if found is None:  # lost: we join anew, and delete all
+        found = leases.standing(self.database, mine)
+        if found is None:  # lost: `_renew_until_left` joins again
             return Standing(seconds=0.0)
         is_away = self._is_lost or self.missed() is not None
         return replace(found, seconds=0.0) if is_away else found
 
-    def _keep(self, mine: str, left: threading.Event) -> None:
-        """Renew the lease until we leave; a failure is tried again."""
+    def _renew_until_left(self, mine: str, left: threading.Event) -> None:
+        """Renew the lease until `leave`; a failure is logged and tried again."""
         while not left.wait(leases.RENEW_SECONDS):
             try:
-                with self._database.renewing() as db:
+                with self.database.renewing() as db:
                     self._is_lost |= not leases.renew(db, mine)
                 if self._is_lost:
-                    self._return(mine, left)
+                    self._rejoin(mine, left)
             except StorageError as exc:
-                self._log.warn_of("a lease", "A lease: %s", exc.log_text)
+                self._log.warn_of("lease", "A lease was not renewed: %s", exc.log_text)
 
-    def _return(self, mine: str, left: threading.Event) -> None:
-        """Join anew; what others deleted before goes with all that is remembered."""
-        with self._database.write() as db:
-            if left.is_set():  # whose row goes, or went, in another transaction
+    def _rejoin(self, mine: str, left: threading.Event) -> None:
+        """Join again; `missed` then has the caller empty its memory."""
+        with self.database.write() as db:
+            if left.is_set():  # `leave` deletes the row, or has
                 return
-            if not leases.is_known(db, mine):  # or nobody told us of the last commit
+            if not leases.is_known(db, mine):  # else an error hid the last commit
                 deletions.join(db, mine)
                 deletions.ask_of_unfinished(db, mine)
                 leases.take(db, mine, self._seconds)

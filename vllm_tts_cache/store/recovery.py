@@ -1,46 +1,46 @@
-"""Finishing deletions, and whatever else a process that was killed, or a disk, left."""
+"""Finishes deletions, and repairs what killed processes and failing disks left."""
 
-import logging
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from sqlalchemy import Connection
 
 from vllm_tts_cache.catalogue import deletions, owners, schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.records import AUDIO, Segment
 from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.registering import remove_files
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
-# Between two slices, so that whoever serves requests in this process gets to it.
+# Between two slices, so that threads that serve requests can run.
 _PAUSE_SECONDS = 0.001
-# What lines of one kind differ in.
+# The parts in which lines of one kind differ.
 _DETAIL = re.compile(r"\b[0-9a-f]{64}: |\d+ ?")
 _MAX_KINDS = 20
 
 
 def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
-    """Recover on a thread that nobody waits for: it takes as long as there are files.
+    """Run ``recover`` on a daemon thread: it takes longer the more files there are.
 
-    What ``recover`` returns or raises is logged, in one line.
+    What it returns or raises is logged, in one line.
     """
 
     def run() -> None:
         try:
             _log(recover())
         except TTSCacheError as exc:
-            logger.warning("Recovering the speaker storage: %s", exc)
+            logger.warning("Recovering the store failed: %s", exc)
 
     thread = threading.Thread(target=run, name="tts-cache-recover", daemon=True)
     thread.start()
@@ -50,70 +50,63 @@ def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
 def _log(lines: list[str]) -> None:
     for line in lines:
         logger.debug("Recovered: %s.", line)
-    # Of one kind there may be as many as there are files.
+    # There may be a line of one kind for each file.
     kinds = Counter(_DETAIL.sub("", line).strip() for line in lines)
     if counted := [f"{num} x {kind}" for kind, num in kinds.most_common(_MAX_KINDS)]:
         logger.info("Recovered: %s.", "; ".join(counted))
 
 
-class _Steps:
-    """Steps of which each is done, whichever fail; `finish` raises the first error."""
+def _all_done(steps: Iterable[Callable[[], object]]) -> list[str]:
+    """Do every step even if others fail; return the lines that some of them return.
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._errors: list[StorageError] = []
-
-    def do(self, step: Callable[..., object], *args: object) -> None:
+    Raises: StorageError: The first one, after the last step.
+    """
+    lines: list[str] = []
+    failed: StorageError | None = None
+    for step in steps:
         try:
-            done = step(*args)
-            self._lines += done if isinstance(done, list) else []
+            done = step()
+            lines += done if isinstance(done, list) else []
         except StorageError as exc:
-            self._errors.append(exc)
+            failed = failed or exc
         time.sleep(_PAUSE_SECONDS)
-
-    def finish(self) -> list[str]:
-        if self._errors:
-            raise self._errors[0]
-        return self._lines
+    if failed is not None:
+        raise failed
+    return lines
 
 
 def recover(blobs: BlobOwner, database: Database) -> list[str]:
-    """Bring directory and catalogue together; returns what was done, a line each.
+    """Make directory and catalogue agree; return a line for each thing that was done.
 
-    Raises: StorageError: Something could not be finished; what could be, is.
+    Raises: StorageError: A step failed; the others were done.
     """
     with database.read() as db:
         unfinished = deletions.unfinished(db)
         prefixes = {*blobs.files.prefixes(), *stored_files.prefixes(db)}
-    steps = _Steps()
-    for deletion in unfinished:
-        steps.do(_finish, blobs, database, deletion)
+    steps: list[Callable[[], object]] = []
+    steps += [partial(_finish, blobs, database, each) for each in unfinished]
     if isinstance(blobs, BucketOwner):
-        steps.do(blobs.sweep)
-    steps.do(_sweep_partials, blobs.files)
-    for prefix in sorted(prefixes):
-        steps.do(_reconcile, blobs, database, prefix)
-    steps.do(blobs.files.empty_trash)
-    steps.do(_put_rows_right, database)
-    lines = steps.finish()
+        steps.append(blobs.sweep)
+    steps.append(partial(_sweep_partials, blobs.files))
+    steps += [partial(_reconcile, blobs, database, each) for each in sorted(prefixes)]
+    steps += [blobs.files.empty_trash, partial(_repair_rows, database)]
+    lines = _all_done(steps)
     database.backend.wipe_log()
     return lines
 
 
 def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
-    """Remove copies of what nobody has any more; returns what was done, a line each.
+    """Remove copies without a row; return a line for each thing that was done.
 
-    For a machine that no API server recovers: it takes as long as there are copies,
-    however many voices there are.
+    For a machine without an API server: its time depends on the number of copies, not
+    of voices.
 
-    Raises: StorageError: Something could not be finished; what could be, is.
+    Raises: StorageError: A step failed; the others were done.
     """
-    steps = _Steps()
-    steps.do(_sweep_partials, directory)
-    for prefix in sorted(directory.prefixes()):
-        steps.do(_delete_strays, directory, database, prefix)
-    steps.do(directory.empty_trash)
-    return steps.finish()
+    strays = partial(_delete_strays, directory, database)
+    each = (partial(strays, prefix) for prefix in sorted(directory.prefixes()))
+    sweep = partial(_sweep_partials, directory)
+    return _all_done((sweep, *each, directory.empty_trash))
 
 
 def _finish(blobs: BlobOwner, database: Database, deletion: Deletion) -> list[str]:
@@ -126,10 +119,10 @@ def _sweep_partials(directory: StoreDirectory) -> list[str]:
     return [f"removed {num_files} half-written files"] if num_files else []
 
 
-def _put_rows_right(database: Database) -> list[str]:
+def _repair_rows(database: Database) -> list[str]:
     with database.write() as db:
         deletions.delete_old(db)
-    # First without the turn to write: of a million voices it takes seconds.
+    # Read first without the write lock: with a million voices it takes seconds.
     with database.snapshot() as db:
         if not _wrong_sums(db):
             return []
@@ -145,25 +138,21 @@ def _wrong_sums(db: Connection) -> list[str]:
 
 
 def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
-    """Remove files without a row and rows without a file, in one part."""
+    """Remove files without a row and rows without a file, under one prefix."""
     directory = blobs.files
-    found = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
+    found = {sha: directory.artifacts(sha) for sha in directory.addresses(prefix)}
     known: dict[str, set[str]] = {}
-    registered: set[str] = set()
-    with database.read() as db:
-        for row in stored_files.between(db, prefix, prefix + "g"):
-            known.setdefault(row.audio_sha256, set()).add(row.kind)
-            if row.segment is Segment.REGISTERED:
-                registered.add(row.audio_sha256)
-        unowned = registered - owners.owned(db, sorted(registered))
-    differing = {
-        sha for sha in found.keys() | known.keys() if found.get(sha) != known.get(sha)
-    }
     settle = _settle
-    if isinstance(blobs, BucketOwner):  # there a row without a file is as it should be
-        differing = {sha for sha in found if found[sha] - known.get(sha, set())}
-        settle = _settle_copies
-    differing |= unowned
+    with database.read() as db:
+        differing = stored_files.unowned(db, prefix, prefix + "g")
+        if isinstance(blobs, BucketOwner):  # there most rows have no file
+            known, settle = stored_files.artifacts(db, list(found)), _settle_copies
+            differing |= {sha for sha in found if found[sha] - known[sha]}
+        else:
+            for row in stored_files.between(db, prefix, prefix + "g"):
+                known.setdefault(row.audio_sha256, set()).add(row.artifact)
+            either = found.keys() | known.keys()
+            differing |= {sha for sha in either if found.get(sha) != known.get(sha)}
     return [
         line for sha in sorted(differing) for line in settle(directory, database, sha)
     ]
@@ -174,9 +163,9 @@ def _delete_strays(
 ) -> list[str]:
     lines: list[str] = []
     for some in slices(directory.addresses(prefix)):
-        found = {sha: directory.kinds(sha) for sha in some}
+        found = {sha: directory.artifacts(sha) for sha in some}
         with database.read() as db:
-            stored = stored_files.kinds(db, some)
+            stored = stored_files.artifacts(db, some)
         for sha in some:
             if found[sha] - stored[sha]:
                 lines += _settle_copies(directory, database, sha)
@@ -185,30 +174,30 @@ def _delete_strays(
 
 
 def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str]:
-    """Compare again within a transaction, in which nobody moves a file."""
+    """Compare again in a write transaction, where no other process moves a file."""
     lines: list[str] = []
     with database.write() as db:
-        rows = {row.kind: row for row in stored_files.of_audio(db, sha)}
+        rows = {row.artifact: row for row in stored_files.of_audio(db, sha)}
         is_owned = owners.is_owned(db, sha)
         unowned = {
-            kind
-            for kind, row in rows.items()
+            artifact
+            for artifact, row in rows.items()
             if row.segment is Segment.REGISTERED and not is_owned
         }
-        files = directory.kinds(sha)
-        # What was registered keeps its row: the file may be away for a while only.
-        kept = {AUDIO_KIND} if is_owned else set[str]()
+        files = directory.artifacts(sha)
+        # Registered audio keeps its row: its file may be missing for a while only.
+        kept = {AUDIO} if is_owned else set[str]()
         if missing := rows.keys() - files - kept:
             lines.append(
                 f"{sha}: deleted the rows of {len(missing)} files that are not there"
             )
         stored_files.remove(db, sha, missing | unowned)
         orphans = (files - rows.keys()) | (unowned - missing)
-        if is_owned and AUDIO_KIND in orphans and _restored(db, directory, sha):
+        if is_owned and AUDIO in orphans and _restored(db, directory, sha):
             lines.append(f"{sha}: restored the audio of a voice that has no other")
-            orphans.discard(AUDIO_KIND)
+            orphans.discard(AUDIO)
         if orphans:
-            lines.append(f"{sha}: removed {len(orphans)} files that nobody has")
+            lines.append(f"{sha}: removed {len(orphans)} files without a row")
         schema.check_turn(db)
         directory.remove(sha, orphans)
     return lines
@@ -217,36 +206,37 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
 def _settle_copies(
     directory: StoreDirectory, database: Database, sha: str
 ) -> list[str]:
-    """Remove copies without a row, and rows of what nobody registered any more."""
+    """Remove copies without a row, and rows of registered audio without an owner."""
     lines: list[str] = []
-    # Before the rows: who stores writes a row first, and then its copy.
-    found = directory.kinds(sha)
+    # Listed before the rows: a writer commits a row before it writes the copy.
+    found = directory.artifacts(sha)
     with database.write() as db:
-        rows = {row.kind: row.segment for row in stored_files.of_audio(db, sha)}
+        rows = {row.artifact: row.segment for row in stored_files.of_audio(db, sha)}
         if Segment.REGISTERED in rows.values() and not owners.is_owned(db, sha):
             lines.append(
-                f"{sha}: deleted the rows of {len(rows)} files that nobody has"
+                f"{sha}: deleted the rows of {len(rows)} files without an owner"
             )
             stored_files.remove(db, sha)
             rows = {}
     if orphans := found - rows.keys():
-        lines.append(f"{sha}: removed {len(orphans)} copies that nobody has")
+        lines.append(f"{sha}: removed {len(orphans)} copies without a row")
         directory.remove(sha, orphans)
     return lines
 
 
 def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
-    """Give audio its row again, whose file was away for a while, if it is whole."""
-    blob = directory.read(sha, AUDIO_KIND)
+    """Write the row of an audio whose file is there again, if the file is whole."""
+    blob = directory.read(sha, AUDIO)
+    key = EncodingKey(audio_sha256=sha, encoder_fingerprint=AUDIO)
     try:
         if blob is None:
             return False
-        audio_file.from_bytes(blob, sha)
+        audio_file.from_bytes(blob, key)
     except SourceCorruptError:
         return False
     file = StoredFile(
         audio_sha256=sha,
-        kind=AUDIO_KIND,
+        artifact=AUDIO,
         segment=Segment.REGISTERED,
         num_bytes=len(blob),
     )

@@ -3,18 +3,21 @@
 import dataclasses
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection
+from msgspec import structs
+from sqlalchemy import Connection, bindparam, select
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
-from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.database import Database, with_ballast
+from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
 from vllm_tts_cache.catalogue.names import is_consent_id
 from vllm_tts_cache.catalogue.records import (
-    AUDIO_KIND,
+    AUDIO,
     DEFAULT_TENANT,
+    IdempotencyKey,
     NewSpeaker,
     Segment,
     SpeakerChanges,
@@ -22,22 +25,23 @@ from vllm_tts_cache.catalogue.records import (
     check_is_to_come,
     pack_embedding,
 )
+from vllm_tts_cache.catalogue.schema import done_request
 from vllm_tts_cache.config import RegistrationPolicy, Settings
-from vllm_tts_cache.errors import (
-    CHOOSE_ANOTHER,
-    ConsentRequiredError,
-    SpeakerExistsError,
-    SpeakerLimitError,
-    SpeakerNotFoundError,
-)
 from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import consents, stock_files
 from vllm_tts_cache.store.blobs import BlobOwner
+from vllm_tts_cache.store.consents import NewConsent
 from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.writer import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
 
 _DELETE_OLD_SECONDS = 60.0
+_KEY_HASH = done_request.c.key_hash
+_DONE = select(done_request).where(bindparam("key_hash") == _KEY_HASH)
+_RECORD_DONE = done_request.insert()
+# Each new row deletes a few old ones, so that no write waits for many.
+_OLD_DONE = select(_KEY_HASH).where(done_request.c.done_at < bindparam("end")).limit(9)
+_DELETE_OLD_DONE = done_request.delete().where(_KEY_HASH.in_(_OLD_DONE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,9 @@ class Registered:
     """The new record, and what its name took over.
 
     Attributes:
-        deletion: Of the replaced one, if it had audio or a file of stock's and is not
-            registered anew as it was: still to be carried out by
-            `SpeakerStore.remove_files`.
+        deletion: The replaced speaker's, which `SpeakerStore.remove_files` still has to
+            carry out; None if it had no audio and no file of stock's, or if it is
+            registered again unchanged.
     """
 
     record: SpeakerRecord
@@ -56,14 +60,14 @@ class Registered:
 
 
 class Registrations:
-    """Changes who is registered; see `SpeakerStore`, which it is a part of.
+    """Registers, changes and deletes speakers; a part of `SpeakerStore`.
 
-    The settings say how many speakers there may be, all tenants together; whether a
-    name may be taken over; whether a voice stands on a consent recording.
+    The settings say how many speakers all tenants may have together, whether a
+    registered name may be replaced, and whether a consent recording is required.
     """
 
     def __init__(self, database: Database, writer: Writer, settings: Settings):
-        self._database = database
+        self.database = database
         self._writer = writer
         self._max_speakers = settings.max_uploaded
         self._policy: RegistrationPolicy = settings.registration_policy
@@ -77,56 +81,84 @@ class Registrations:
         *,
         is_new: bool = False,
         limits: Limits = NO_LIMITS,
+        recording: NewConsent | None = None,
     ) -> Registered:
         """Register a speaker; readers see the old one until they see the new one.
+
+        If a request with its key did that before, return its speaker as it is now.
 
         Args:
             new: What is registered; with ``audio_sha256`` exactly if there is audio.
             audio: The reference audio.
-            is_new: Whether it may replace nobody, whatever the policy.
-            limits: Of its tenant.
+            is_new: Whether to refuse a name that is taken, whatever the policy.
+            limits: The tenant's.
+            recording: The speaker's consent; stored unless the tenant has its audio.
 
         Raises:
-            SpeakerExistsError: The name is taken and may not be.
-            SpeakerLimitError: The name is new and the catalogue is full.
-            AudioBudgetError: The audio of all speakers would be too much.
+            AlreadyDoneError: A request with the key did it; the speaker is deleted.
+            InvalidSpeakerError: A different request had the key.
+            SpeakerExistsError: The name is taken and must not be replaced.
+            SpeakerLimitError: The name is new, and a limit of speakers is reached.
+            AudioBudgetError: The registered audio would exceed its budget.
             ConsentRequiredError: A recording is needed, and the consent names none.
-            StorageFullError: There is no space left; nothing was changed.
+            StorageFullError: No space is left; nothing was changed.
         """
 
         def commit(db: Connection) -> Registered:
+            _check_not_done(db, new.idempotency_key)
             now = schema.now(db)
             if new.expires_at is not None:
                 check_is_to_come(new.expires_at, now)
             replaced = speakers.find_named(db, new.tenant, new.name_key)
             if replaced is not None and replaced.has_expired(now):
-                # Nobody finds it any more: its id and its name are free. What is
-                # left of it is removed by whoever adopts deletions.
+                # It cannot be found any more: its id and its name are free. An API
+                # process that adopts the deletion removes its files.
                 self._delete(db, replaced)
                 replaced = None
             if replaced is None:
                 self._check_room(db, new.tenant, limits)
             elif self._policy == "immutable" and not _brings_back(db, new, replaced):
-                raise SpeakerExistsError(replaced.name)
+                raise errors.SpeakerExistsError(replaced.name)
             elif is_new:
-                raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
+                raise errors.SpeakerExistsError(
+                    replaced.name, hint=errors.CHOOSE_ANOTHER
+                )
             is_same = replaced is not None and _sounds_the_same(db, new, replaced)
-            done = _replace(db, new, replaced, self._consent_id(db, new))
+            checked = new
+            if recording is not None:
+                sha = recording.audio.audio.audio_sha256
+                kept = consents.of_audio(db, sha, new.tenant)
+                if kept is None:
+                    kept = consents.insert(db, recording, limits, self._max_speakers)
+                else:  # `store_audio` counts it once more
+                    owners.disown(db, new.tenant, sha)
+                checked = dataclasses.replace(new, consent=kept.consent_id)
+            done = _replace(db, checked, replaced, self._consent_id(db, checked))
+            _record_done(db, new.idempotency_key, done.record.speaker_id)
             return done if is_same else _with_stock_files(db, done)
 
         owner = Owner(tenant=new.tenant, max_audio_bytes=limits.max_audio_bytes)
-        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
+        try:
+            return self._writer.store_audio(
+                audio,
+                Segment.REGISTERED,
+                commit,
+                recording=None if recording is None else recording.audio,
+                owner=owner,
+            )
+        except errors.AlreadyDoneError as exc:
+            return self._done_before(exc, new.tenant)
 
     def import_speaker(
         self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
     ) -> Deletion | None:
-        """Register a voice of stock's, and remember the file it was in.
+        """Register a voice of stock's, and record its file as imported.
 
-        The limits do not apply: what stock kept is not lost because more was kept
-        than may be added now. The deletion of what it replaced is returned as by
-        `register`.
+        The limits do not apply: voices that stock kept must not be lost because they
+        are more than may be added now. Returns the deletion of the replaced voice, as
+        `register` does.
 
-        Raises: StockFileError: It was deleted since, or is registered.
+        Raises: StockFileError: The voice was deleted since, or is registered.
         """
 
         def commit(db: Connection) -> Deletion | None:
@@ -136,33 +168,35 @@ class Registrations:
             return _replace(db, new, replaced).deletion
 
         owner = Owner(tenant=new.tenant)
-        return self._writer.keep(
+        return self._writer.store_audio(
             audio, Segment.REGISTERED, commit, owner=owner, is_bounded=False
         )
 
     def change(
         self, name: str, changes: SpeakerChanges, tenant: str = DEFAULT_TENANT
     ) -> Registered:
-        """Change what is written beside a speaker, its name included.
+        """Change a speaker's metadata, its name included.
 
         Raises:
             SpeakerNotFoundError: No speaker has this name or id.
-            SpeakerExistsError: Another one has the new name.
-            InvalidSpeakerError: The speaker cannot be changed so.
+            SpeakerExistsError: Another speaker has the new name.
+            InvalidSpeakerError: A new value is not valid for this speaker.
         """
-        with self._database.write() as db:
+        with self.database.write() as db:
             before = _find(db, name, tenant)
             now = schema.now(db)
             if before.has_expired(now):
-                raise SpeakerNotFoundError(name)
-            columns = changes.columns(before)
-            after = dataclasses.replace(before, **columns)
+                raise errors.SpeakerNotFoundError(name)
+            columns = changes.columns(before, now)
+            after = structs.replace(before, **columns)
             if "expires_at" in changes.given:
                 check_is_to_come(after.expires_at, now)
             if after.name_key != before.name_key:
                 taken = speakers.find_named(db, tenant, after.name_key)
                 if taken is not None:
-                    raise SpeakerExistsError(taken.name, hint=CHOOSE_ANOTHER)
+                    raise errors.SpeakerExistsError(
+                        taken.name, hint=errors.CHOOSE_ANOTHER
+                    )
                 if tenant == DEFAULT_TENANT:
                     stock_files.rename(db, before.name_key, after.name_key)
             speakers.change(db, after, columns)
@@ -171,25 +205,48 @@ class Registrations:
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
         return Registered(record=after, replaced=before, deletion=deletion)
 
-    def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> Deletion:
-        """Delete a speaker: from here on nobody finds it.
+    @with_ballast
+    def delete(
+        self,
+        name: str,
+        tenant: str = DEFAULT_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Deletion:
+        """Delete a speaker: once this returns, no lookup finds it.
 
-        Its files are still to be removed, by `SpeakerStore.remove_files`, and what
-        participants remember is still to be confirmed; that this is to be done is
-        committed.
+        `SpeakerStore.remove_files` still has to remove its files, and participants to
+        confirm that their memory is empty of it; the deletion that this returns is
+        committed, so both can be done after a crash.
 
-        Raises: SpeakerNotFoundError: No speaker has this name or id.
+        Raises:
+            AlreadyDoneError: The request was done before.
+            InvalidSpeakerError: A different request had the key.
+            SpeakerNotFoundError: No speaker has this name or id.
         """
-        with self._database.write() as db:
+        with self.database.write() as db:
+            if key is not None:
+                _check_not_done(db, key)
             self._delete_old_deletions(db)
-            return self._delete(db, _find(db, name, tenant))
+            record = _find(db, name, tenant)
+            if key is not None:
+                _record_done(db, key, record.speaker_id)
+            return self._delete(db, record)
 
+    @with_ballast
     def delete_expired(self, limit: int) -> list[Deletion]:
-        """Delete speakers whose end has come, so many at most, as `delete` does."""
-        with self._database.write() as db:
+        """Delete expired speakers as `delete` does, at most ``limit`` of them."""
+        with self.database.write() as db:
             self._delete_old_deletions(db)
             over = speakers.expired(db, schema.now(db), limit)
             return [self._delete(db, record) for record in over]
+
+    def _done_before(self, done: errors.AlreadyDoneError, tenant: str) -> Registered:
+        """Return the speaker that a request registered. Raises: AlreadyDoneError."""
+        with self.database.read() as db:
+            record = speakers.find(db, tenant, done.speaker_id)
+        if record is None:
+            raise done
+        return Registered(record=record, replaced=None, deletion=None)
 
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
         tenant, name_key = record.tenant, record.name_key
@@ -208,7 +265,7 @@ class Registrations:
         return deletion
 
     def _delete_old_deletions(self, db: Connection) -> None:
-        """Delete rows that nobody asked after, now and then: it goes through all."""
+        """Delete old rows of deletions, at most once a minute: it reads all of them."""
         now = time.monotonic()
         if now >= self._delete_old_next:
             self._delete_old_next = now + _DELETE_OLD_SECONDS
@@ -219,22 +276,45 @@ class Registrations:
         if is_consent_id(new.consent):
             found = consents.find(db, new.consent, new.tenant)
         if found is None and self._needs_recording:
-            raise ConsentRequiredError
+            raise errors.ConsentRequiredError
         return None if found is None else found.consent_id
 
     def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
-        """See that one more may be registered."""
+        """Raise SpeakerLimitError if a limit is reached."""
         limit = limits.max_voices
-        used = owners.of_tenant(db, tenant).num_voices
-        if limit is not None and used >= limit:
-            raise SpeakerLimitError(limit, is_tenants=True)
-        if self._max_speakers and speakers.at_least(db, self._max_speakers):
-            raise SpeakerLimitError(self._max_speakers)
+        if limit is not None and owners.of_tenant(db, tenant).num_voices >= limit:
+            raise errors.SpeakerLimitError(limit, is_tenants=True)
+        if self._max_speakers and owners.num_voices(db) >= self._max_speakers:
+            raise errors.SpeakerLimitError(self._max_speakers)
+
+
+def _check_not_done(db: Connection, key: IdempotencyKey | None) -> None:
+    """Refuse a request whose key the catalogue has.
+
+    Raises:
+        AlreadyDoneError: The same request was done.
+        InvalidSpeakerError: A different request had the key.
+    """
+    if key is None or (row := db.execute(_DONE, asdict(key)).first()) is None:
+        return
+    if row.request_hash == key.request_hash:
+        raise errors.AlreadyDoneError(row.speaker_id)
+    reason = "another request was sent with it; send a new one with each request"
+    raise errors.InvalidSpeakerError("Idempotency-Key", reason)
+
+
+def _record_done(db: Connection, key: IdempotencyKey | None, speaker_id: str) -> None:
+    """Record that a request with a key is done, for a day at least."""
+    if key is not None:
+        now = schema.now(db)
+        db.execute(_DELETE_OLD_DONE, {"end": now - KEPT_SECONDS})
+        row = {**asdict(key), "speaker_id": speaker_id, "done_at": now}
+        db.execute(_RECORD_DONE, row)
 
 
 def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:
     if (found := speakers.find(db, tenant, name)) is None:
-        raise SpeakerNotFoundError(name)
+        raise errors.SpeakerNotFoundError(name)
     return found
 
 
@@ -244,29 +324,29 @@ def _replace(
     replaced: SpeakerRecord | None,
     consent_id: str | None = None,
 ) -> Registered:
-    record = speakers.replace(db, new, consent_id)
+    record = speakers.replace(db, new, replaced, consent_id)
     deletion = None
     if replaced is not None and _spoken(replaced) != _spoken(record):
         sha = replaced.audio_sha256
         if sha is not None:
-            # Deleted even where others have the audio: what was remembered of it may
-            # hold the transcript of the one that is gone.
+            # Deleted even if other voices have the audio: prompts that processes cache
+            # for it may hold the transcript of the replaced one.
             stored_files.remove_unowned(db, sha)
             deletion = deletions.add(db, sha, tenant=record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
 
 def _brings_back(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
-    """Whether it is the same clip and transcript, and the clip was lost."""
+    """Whether clip and transcript are the same, and the stored clip was lost."""
     sha = old.audio_sha256
     if sha is None or (new.audio_sha256, new.ref_text) != (sha, old.ref_text):
         return False
-    file = stored_files.find(db, sha, AUDIO_KIND)
+    file = stored_files.find(db, sha, AUDIO)
     return file is None or file.is_suspect
 
 
 def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
-    """Whether a speaker who is still there has the same clip, or embedding."""
+    """Whether the new speaker has the clip, or the embedding, of the old one."""
     if new.embedding is None or old.audio_sha256 is not None:
         return new.audio_sha256 == old.audio_sha256
     kept = speakers.embedding(db, old.generation)
@@ -274,11 +354,11 @@ def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> boo
 
 
 def _with_stock_files(db: Connection, done: Registered) -> Registered:
-    """Leave stock's files of whoever was replaced to the deletion.
+    """Let the deletion remove stock's files of the replaced speaker.
 
-    Going back to stock is not to bring back a person who was replaced by another. So
-    files of the same clip or embedding stay, and those that a file of stock's own
-    replaced: a server that merely starts removes nothing of stock's.
+    Going back to stock must not bring back a person whom another replaced. Callers skip
+    this for the same clip or embedding, and for a voice that another file of stock's
+    replaced: a server that only starts removes no file of stock's.
     """
     new = done.record
     if done.replaced is None or new.tenant != DEFAULT_TENANT:
@@ -291,18 +371,17 @@ def _with_stock_files(db: Connection, done: Registered) -> Registered:
 
 
 def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
-    """What processes remember of a speaker's prompts by."""
+    """Return what processes cache a speaker's prompts under: audio and transcript."""
     return record.audio_sha256, record.ref_text
 
 
 def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> None:
-    """Remove all of a deletion from disk, and write down that it is gone.
+    """Remove a deletion's files, also stock's of an imported voice, and record it.
 
-    Stock's files of a voice that was imported go as well. What was registered or kept
-    under the same address since keeps its files. Killed at any point it can be called
-    again: until the last transaction the deletion says that there may be something.
+    Audio that was stored again since keeps its files. If the process is killed this can
+    be called again: until the last transaction the row says that files may be left.
 
-    Raises: StorageError: Something is left; call it again.
+    Raises: StorageError: Files are left; call it again.
     """
     root = blobs.files.root
     with database.write() as db:
@@ -310,20 +389,20 @@ def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> No
         if found is None or found.files_removed:
             return
         if (sha := found.deletion.audio_sha256) is not None:
-            stored = {file.kind for file in stored_files.of_audio(db, sha)}
-            if owners.is_owned(db, sha):  # by somebody with the same clip
-                stored.add(AUDIO_KIND)
-            elif AUDIO_KIND not in stored:
+            stored = {file.artifact for file in stored_files.of_audio(db, sha)}
+            if owners.is_owned(db, sha):  # another voice has the same clip
+                stored.add(AUDIO)
+            elif AUDIO not in stored:
                 stored_files.remove(db, sha)
                 stored.clear()
             blobs.discard(db, sha, stored, deletion.id)
         imported = stock_files.to_remove(db, deletion.id)
     blobs.finish_discard(sha, deletion.id)
     for file in imported:
-        # Of the directory: a file is called after a voice, and logs show these errors.
+        # Errors name the directory: they are logged, and a file name has a voice's.
         with storage_errors(root), suppress(FileNotFoundError):
             stat = (root / file.file_name).stat()
-            # Another time or size: stock has written another voice there since.
+            # With another time or size it is a file that stock wrote since.
             if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
                 (root / file.file_name).unlink()
                 sync_directory(root)

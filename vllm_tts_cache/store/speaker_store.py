@@ -1,15 +1,14 @@
-"""The owner of ``SPEAKER_SAMPLES_DIR``: every file and every row is its doing.
+"""`SpeakerStore` owns ``SPEAKER_SAMPLES_DIR``: only its parts write files and rows.
 
 What must hold, whenever a process dies:
 
 * A file is moved to its name and its row is written in one write transaction. A crash
   between the two leaves a file without a row, which `recover` removes.
-* A registration commits speaker, file and what it replaced at once. A deletion commits
-  that it is to be done, and is then done; what is left is done by whoever recovers.
-* Files are removed where the catalogue, in the same transaction, knows no owner.
+* A registration commits speaker, file and what it replaced at once. A deletion is
+  committed as a row and then carried out; `recover` finishes an interrupted one.
+* A file is removed only if the catalogue, in the same transaction, has no owner of it.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,13 +27,13 @@ from vllm_tts_cache.catalogue import (
     speakers,
     stored_files,
 )
-from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.owners import TenantUsage
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import (
-    AUDIO_KIND,
+    AUDIO,
     DEFAULT_TENANT,
     Segment,
     SpeakerRecord,
@@ -42,6 +41,7 @@ from vllm_tts_cache.catalogue.records import (
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
+from vllm_tts_cache.files import fill_ballast
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file, binding, recovery
 from vllm_tts_cache.store.binding import StoreId
@@ -60,13 +60,14 @@ from vllm_tts_cache.store.writer import Writer, disk_budgets
 
 T = TypeVar("T")
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 # Recency to the minute is enough to choose what to evict, and spares a write per use.
 _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
 _MAX_NAMED = 100_000
+_FULL_SHARE = 0.9
 _NAMES_PER_READ = 1000
 
 
@@ -75,7 +76,7 @@ class StoredSpeaker:
     """A registered speaker.
 
     Attributes:
-        fingerprints: Of the encoders whose encoding of its audio is stored.
+        fingerprints: The encoders whose encodings of its audio are stored.
     """
 
     record: SpeakerRecord
@@ -83,23 +84,23 @@ class StoredSpeaker:
 
 
 class SpeakerStore:
-    """Speakers, their audio and its encodings, shared by the processes of one host.
+    """Speakers, their audio and its encodings, shared by all processes of a catalogue.
 
-    Every method may be called from any thread and raises StorageError where the disk
-    or the catalogue fails. What returns has been committed.
+    Every method may be called from any thread and raises StorageError if the disk, the
+    bucket or the catalogue fails. A method that returns has committed its changes.
 
     Args:
-        settings: Where, and how much.
-        database: The catalogue's.
-        reader: Of the stored bytes.
-        blobs: Their owner, which stores and removes them.
-        store_id: What processes compare that must use the same store.
-        is_local: Whether only this host has the catalogue, so that a look takes
-            microseconds and may be taken on an event loop.
+        settings: The directory and the budgets.
+        database: The catalogue.
+        reader: Reads the stored bytes.
+        blobs: Stores and removes them.
+        store_id: Compared by processes that must use the same store.
+        is_local: Whether only this host has the catalogue, so that a lookup takes
+            microseconds and may run on an event loop.
 
     Attributes:
         directory: ``SPEAKER_SAMPLES_DIR``.
-        files: Those in it: the store's, or this machine's copies of a bucket's objects.
+        files: The store's files, or this machine's copies of a bucket's objects.
         copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
         registrations: Registers, changes and deletes speakers.
@@ -117,7 +118,8 @@ class SpeakerStore:
         store_id: StoreId,
         is_local: bool,
     ):
-        self.files, self.database, self.blobs = blobs.files, database, blobs
+        self.files, self.blobs = blobs.files, blobs
+        self.database = database
         self.directory, self.store_id = blobs.files.root, store_id
         self.is_local = is_local
         self._reader = reader
@@ -134,40 +136,38 @@ class SpeakerStore:
         else:
             self.participants = LockedParticipants(self.files.root, database)
         self._verification = Verification(database, blobs)
-        # Whose use this process has just written down.
+        # Audio of requests whose use was recorded here less than a minute ago.
         self._touched = TTLCache[str, None](_MAX_TOUCHED, _TOUCH_INTERVAL_SECONDS)
         self._touching = threading.Lock()
 
     # --- the API process
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> StoredSpeaker | None:
-        """The speaker of that name or id; None if there is none, or none any more.
+        """Return the speaker of a name or id; None if there is none or it has expired.
 
-        One indexed read, on an event loop as well where ``is_local``.
+        One indexed read; with ``is_local`` it may run on an event loop.
 
-        Raises: StorageBusyError: The catalogue is being opened or recovered just now.
+        Raises: StorageBusyError: The catalogue is being opened or recovered.
         """
-        found = speakers.find_with_kinds(self.database, tenant, name)
+        found = speakers.find_with_artifacts(self.database, tenant, name)
         if found is None:
             return None
-        record, kinds = found
+        record, artifacts = found
         if record.expires_at is not None and record.has_expired(self.database.now()):
             return None
-        return StoredSpeaker(
-            record=record, fingerprints=frozenset(kinds) - {AUDIO_KIND}
-        )
+        return StoredSpeaker(record=record, fingerprints=frozenset(artifacts) - {AUDIO})
 
-    def keep_inline(self, audio: DecodedAudio) -> None:
-        """Store audio that came with a request, or count it as used.
+    def store_inline(self, audio: DecodedAudio) -> None:
+        """Store audio that came with a request; if it is stored, only record its use.
 
-        Of what is registered nothing is written. The least recently used inline audio
-        goes where this is too much. That it cannot be counted is no error.
+        If inline audio exceeds its budget, the least recently used is evicted. A
+        failure to record the use is logged and no error.
 
-        Raises: StorageFullError: There is no space left; nothing was changed.
+        Raises: StorageFullError: No space is left; nothing was changed.
         """
         sha = audio.audio.audio_sha256
         if not self.writer.is_kept(sha):
-            self.writer.keep(audio, Segment.INLINE, lambda _: None)
+            self.writer.store_audio(audio, Segment.INLINE, lambda _: None)
             return
         with self._touching:
             if sha in self._touched:
@@ -176,51 +176,100 @@ class SpeakerStore:
         try:
             self.used([sha])
         except StorageError as exc:
-            throttled.warn_of("noting a use", "Noting a use: %s", exc.log_text)
+            throttled.warn_of("noting", "A use was not recorded: %s", exc.log_text)
 
     def is_lost(self, record: SpeakerRecord) -> bool:
-        """Whether a speaker's reference audio is not there any more, at a look."""
+        """Whether a speaker's reference audio is missing; see `Writer.is_kept`."""
         sha = record.audio_sha256
         return sha is not None and not self.writer.is_kept(sha)
 
     def has_audio(self, audio_sha256: str) -> bool:
-        """Whether the audio is stored, for whomever; reads an index."""
+        """Whether the audio has a row, registered or inline; reads an index."""
         with self.database.read() as db:
-            return stored_files.find(db, audio_sha256, AUDIO_KIND) is not None
+            return stored_files.find(db, audio_sha256, AUDIO) is not None
 
-    def stored_kinds(self, audio_sha256s: Sequence[str]) -> dict[str, frozenset[str]]:
-        """What is stored of each audio: ``AUDIO_KIND``, encoders' fingerprints."""
+    def stored_artifacts(
+        self, audio_sha256s: Sequence[str]
+    ) -> dict[str, frozenset[str]]:
+        """Return what each audio has: ``AUDIO``, encoders' fingerprints."""
         with self.database.read() as db:
-            found = stored_files.kinds(db, audio_sha256s)
-        return {sha: frozenset(kinds) for sha, kinds in found.items()}
+            found = stored_files.artifacts(db, audio_sha256s)
+        return {sha: frozenset(artifacts) for sha, artifacts in found.items()}
 
     def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
-        """Which encodings were stored after a number, and the number to ask with next.
+        """Return the number for the next call, and encodings stored after ``file_id``.
 
-        Ask with -1 first, which tells only the number. A thousand at most are told at
-        once: ask again until there are none.
+        The first call passes -1 and gets the number only. Each call gets at most a
+        thousand keys: call again until there are none.
         """
         with self.database.read() as db:
             if file_id < 0:
                 return stored_files.last_id(db), []
             rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
         keys = [
-            EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
-            for _, sha, kind in rows
+            EncodingKey(audio_sha256=sha, encoder_fingerprint=artifact)
+            for _, sha, artifact in rows
         ]
         return rows[-1][0] if rows else file_id, keys
 
+    def unencoded(
+        self, fingerprints: Sequence[str], after: int, limit: int
+    ) -> list[SpeakerRecord]:
+        """Return speakers to precompute; see `catalogue.speakers.unencoded`."""
+        with self.database.read() as db:
+            return speakers.unencoded(db, fingerprints, after, limit)
+
+    def first_to_precompute(self) -> int:
+        """Return the generation from which a server that starts precomputes.
+
+        That is 1, or the next one that is registered if the encodings' budget is full:
+        encoding again what was evicted would evict other encodings.
+        """
+        segment = Segment.REGISTERED
+        max_bytes = self.writer.budgets[segment, False]
+        with self.database.read() as db:
+            used = stored_files.used(db, segment, is_audio=False).num_bytes
+            is_full = used > _FULL_SHARE * max_bytes
+            return 1 + (speakers.last_generation(db) if is_full else 0)
+
+    def last_generation(self) -> int:
+        """Return the generation of the speaker that was registered last."""
+        with self.database.read() as db:
+            return speakers.last_generation(db)
+
+    def to_retry(self, fingerprints: Sequence[str], limit: int) -> list[SpeakerRecord]:
+        """Return speakers with a failed encode that is worth another try."""
+        with self.database.read() as db:
+            return speakers.to_retry(db, fingerprints, limit)
+
+    def set_precompute(self, generation: int) -> None:
+        """Set that a speaker is precomputed that was registered without that."""
+        with self.database.read() as db:
+            speakers.set_precompute(db, generation)
+
+    def note_failed(self, key: EncodingKey, reason: str) -> None:
+        """Note that an encode failed, until it succeeds or the audio is deleted."""
+        with self.database.write() as db:
+            sha, fingerprint = key.audio_sha256, key.encoder_fingerprint
+            stored_files.fail(db, sha, fingerprint, reason)
+
+    def failures(self, audio_sha256: str) -> dict[str, str]:
+        """Return why encodes of an audio failed last, by the encoder's fingerprint."""
+        with self.database.read() as db:
+            return stored_files.failures(db, audio_sha256)
+
+    @with_ballast
     def remove_files(self, deletion: Deletion) -> None:
-        """Remove what a deletion leaves on disk; see `registering.remove_files`."""
+        """Remove a deletion's files; see `registering.remove_files`."""
         remove_files(self.blobs, self.database, deletion)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
     ) -> DeletionProgress | None:
-        """How far the deletion of that name is.
+        """Return how far the deletion of a name or id is.
 
-        None if there is none, or if it was finished and acknowledged. Participants
-        that died are not waited for; we are, if others do not know of us any more.
+        None if there is none, or if it was finished and acknowledged. Dead participants
+        do not count; this process does while it may have missed deletions.
         """
         if not is_storable(name):
             return None
@@ -230,87 +279,88 @@ class SpeakerStore:
             self.participants.delete_dead()
             with self.database.read() as db:
                 found = deletions.of_name(db, tenant, name)
-        if found is not None and not self.participants.is_asked():
+        if found is not None and not self.participants.has_missed_none():
             return replace(found, waiting_for=max(found.waiting_for, 1))
         return found
 
     def has_expired(self) -> bool:
-        """Whether the end of some speaker has come; one look into an index."""
+        """Whether there is an expired speaker to delete; reads an index."""
         with self.database.read() as db:
             return speakers.have_expired(db, schema.now(db))
 
     def expired_names(self) -> list[str]:
-        """The names of speakers whose end has come and that are still there."""
+        """Return the names of expired speakers that are not deleted yet."""
         with self.database.read() as db:
             return speakers.expired_names(db, schema.now(db), _MAX_NAMED)
 
     def unfinished_deletions(self) -> list[Deletion]:
-        """Deletions whose files are not all removed: somebody was interrupted."""
+        """Return deletions whose files are not all removed: running or interrupted."""
         with self.database.read() as db:
             return deletions.unfinished(db)
 
+    @with_ballast
     def acknowledge(self, deletion_id: int) -> None:
-        """The client knows that a deletion is finished: delete the row of it."""
+        """Delete a finished deletion's row, once its client is answered."""
         with self.database.write() as db:
             deletions.acknowledge(db, deletion_id)
 
     # --- what there is
 
     def records(self, page: Page) -> list[SpeakerRecord]:
-        """The speakers of a page, or its first ones if they are too much.
+        """Return the speakers of a page, or the first ones if all are too many bytes.
 
-        Only a page without any is certainly the last.
+        Only an empty page is certainly the last.
 
-        Raises: InvalidSpeakerError: The cursor is none.
+        Raises: InvalidSpeakerError: The cursor is invalid.
         """
         with self.database.read() as db:
             return pages.records(db, page)
 
     def names(self, page: Page) -> list[str]:
-        """The names of the same page, for less."""
+        """Return the names of a page; reads less than `records`."""
         with self.database.read() as db:
             return pages.names(db, page)
 
-    def iter_names(self, tenant: str = DEFAULT_TENANT) -> Iterator[str]:
-        """All names in order; holds no connection while the caller thinks.
+    def iter_names(self) -> Iterator[str]:
+        """Yield all names in order; holds no connection between two pages.
 
-        A speaker that comes or goes meanwhile may or may not be among them.
+        A speaker that is registered or deleted meanwhile may or may not be included.
         """
-        page = Page(limit=_NAMES_PER_READ, tenant=tenant)
+        page = Page(limit=_NAMES_PER_READ)
         while found := self.names(page):
             yield from found
             page = replace(page, after=found[-1])
 
     def last_used(self, limit: int) -> list[tuple[str, str]]:
-        """Tenants and names of the speakers that spoke last, the last one first."""
+        """Return tenants and names of the speakers that spoke last, latest first."""
         with self.database.read() as db:
             return stored_files.last_used_speakers(db, limit)
 
     def num_speakers(self) -> int:
-        """How many speakers all tenants have together; reads a row for each tenant."""
+        """Return how many speakers all tenants have; reads a row for each tenant."""
         with self.database.read() as db:
             return owners.num_voices(db)
 
     def usage_of(self, tenant: str) -> TenantUsage:
-        """What a tenant has; reads a row."""
+        """Return what a tenant has; reads one row."""
         with self.database.read() as db:
             return owners.of_tenant(db, tenant)
 
     def usage_of_tenants(self) -> dict[str, TenantUsage]:
-        """What each tenant has."""
+        """Return what each tenant has."""
         with self.database.read() as db:
             return owners.of_all(db)
 
     def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
-        """The registered embedding, float32 values of shape ``(embedding_dim,)``.
+        """Return the embedding, float32 values of shape ``(embedding_dim,)``.
 
-        None if the speaker has audio, or was replaced or deleted in the meantime.
+        None if the speaker has audio, or was replaced or deleted meanwhile.
         """
         with self.database.read() as db:
             return speakers.embedding(db, record.generation)
 
     def usage(self) -> dict[Segment, dict[str, Usage]]:
-        """What each segment holds, as ``audio`` and ``encodings``; reads four rows."""
+        """Return each segment's usage: ``audio`` and ``encodings``; reads four rows."""
         with self.database.read() as db:
             return {
                 segment: {
@@ -321,7 +371,7 @@ class SpeakerStore:
             }
 
     def num_unfinished_deletions(self, tenant: str | None = None) -> int:
-        """How many deletions, of all or of a tenant, have something left, somewhere."""
+        """Count the deletions, of all tenants or of one, that are not finished."""
         with self.database.read() as db:
             return deletions.num_unfinished(db, tenant)
 
@@ -331,13 +381,13 @@ class SpeakerStore:
         """Read, verify and decode; None if it is not stored.
 
         Raises:
-            SourceCorruptError: The bytes are of no audio of this address. They stay
-                until the clip is registered again.
+            SourceCorruptError: The bytes are no audio of this address. Registered ones
+                stay until the clip is registered again, inline ones are removed.
         """
         return self._read_audio(audio_sha256, audio_file.from_bytes)
 
     def audio_for_client(self, audio_sha256: str) -> tuple[bytes, str] | None:
-        """The audio as a file that plays anywhere, and its media type.
+        """Return the audio as a FLAC or WAV file, and its media type.
 
         None if it is not stored.
 
@@ -346,36 +396,23 @@ class SpeakerStore:
         return self._read_audio(audio_sha256, audio_file.to_client)
 
     def read(self, key: EncodingKey) -> Encoding | None:
-        """Read and verify an encoding, from wherever it is; None if it is not stored.
+        """Read and verify an encoding, from disk or bucket; None if it is not stored.
 
         Raises: EncodingCorruptError: The bytes are wrong.
         """
-        return self._read_encoding(self._reader.read, key)
+        return self._read_encoding(key, self._reader.read)
 
     def read_here(self, key: EncodingKey) -> Encoding | None:
-        """As `read`, of what this machine has on disk; None if it has not.
+        """As `read`, from this machine's disk only; None if that does not have it.
 
-        No query and no lock: the engine's thread may call it.
+        Uses no query and no lock: the engine's thread may call it.
         """
-        return self._read_encoding(self._reader.read_here, key)
-
-    def is_stored(self, key: EncodingKey) -> bool:
-        """Whether the encoding's file is here; one look, no query and no lock."""
-        return self.files.exists(key.audio_sha256, key.encoder_fingerprint)
-
-    def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
-        """Store an encoding, in the place of the one that is there.
-
-        False if its audio is not stored any more: then the encoding is not either.
-
-        Raises: StorageFullError: There is no space left; nothing was changed.
-        """
-        return self.writer.publish(key, encoding)
+        return self._read_encoding(key, self._reader.read_here)
 
     def used(self, audio_sha256s: Iterable[str]) -> None:
-        """Count all that is stored of these audios as used now.
+        """Record a use, now, of all files of these audios.
 
-        One transaction: call it with many, now and then, from a thread of its own.
+        One write transaction: call it seldom and with many, from a thread of its own.
         """
         with self.database.write() as db:
             stored_files.touch(db, audio_sha256s)
@@ -383,25 +420,25 @@ class SpeakerStore:
     # --- maintenance
 
     def recover(self) -> list[str]:
-        """Finish what killed processes began; returns what that was, a line each.
+        """Finish what killed processes began; return a line for each thing done.
 
-        Walks the whole directory, in slices: for a thread of its own. Others may go
-        on using the store.
+        Walks the whole directory, in slices: call it in a thread of its own. Other
+        processes may use the store meanwhile.
 
         Raises:
-            StorageError: Something could not be finished, or the directory is not the
-                catalogue's (any more), as where it is not mounted: then nothing is.
+            StorageError: A step failed; or the directory is not (any more) that of the
+                catalogue, for example not mounted: then nothing was changed.
         """
         self._check_still()
         self.participants.delete_dead()
         return recovery.recover(self.blobs, self.database)
 
     def repair(self) -> list[str]:
-        """Recover, and put right what is stored wrong; a line for each thing done.
+        """Recover, and repair damaged files; return a line for each thing done.
 
-        Of a bucket, what the catalogue does not know is removed as well, as there is
-        beside an older catalogue, and damaged audio is stored again from the copies of
-        this machine. It reads everything.
+        With a bucket this also removes objects without a row, which restoring an older
+        catalogue leaves, and stores damaged audio again from this machine's copies. It
+        reads every file.
         """
         lines = self.recover()
         if isinstance(self.blobs, BucketOwner):
@@ -409,20 +446,22 @@ class SpeakerStore:
         return lines + self._verification.repair(self.writer)
 
     def sweep(self) -> int:
-        """Remove objects of a bucket that were let go, and what is left in the log.
+        """Remove released objects of a bucket, and deleted rows from SQLite's log.
 
-        Returns how many objects there were. It is quick where there are none, for a
-        task that calls it now and then.
+        Writes the ballast as well, where it is missing and there is room for it.
+        Returns how many objects were removed. Without any it is quick, so that a task
+        can call it every few seconds.
         """
-        # Whoever ended a deletion could not empty the log beside somebody who reads,
-        # or died before that.
+        # The process that finished a deletion died before it emptied the log, or could
+        # not because another one was reading.
         self.database.backend.wipe_log()
+        fill_ballast(self.directory)
         return self.blobs.sweep() if isinstance(self.blobs, BucketOwner) else 0
 
     def recover_copies(self) -> list[str]:
         """Remove this machine's copies that have no row any more, as `recover` does.
 
-        Without a bucket an API server recovers the directory.
+        Without a bucket it does nothing: an API server recovers the directory.
         """
         if self.copies is None:
             return []
@@ -430,11 +469,11 @@ class SpeakerStore:
         return recovery.recover_copies(self.files, self.database)
 
     def bucket_counts(self) -> dict[str, int]:
-        """How many objects were fetched, lost and damaged; empty without a bucket."""
+        """Return how many objects were fetched, lost, corrupt; {} without a bucket."""
         return {} if self.copies is None else self.copies.counts()
 
     def verify(self) -> list[str]:
-        """Read every file and row, and say what is wrong; changes nothing."""
+        """Read every file and row; return a line for each fault, repair none."""
         with self.database.snapshot() as db:
             found = [
                 *schema.problems(db),
@@ -445,15 +484,18 @@ class SpeakerStore:
         return sorted([*found, *self._verification.problems()])
 
     def close(self) -> None:
-        """Leave, and close every connection and lock."""
+        """Leave the participants, and close every connection and lock."""
         with suppress(StorageError):
             self.participants.leave()
         self.files.close()
         self.database.close()
 
-    def _read_audio(self, sha: str, parse: Callable[[bytes, str], T]) -> T | None:
+    def _read_audio(
+        self, sha: str, parse: Callable[[bytes, EncodingKey], T]
+    ) -> T | None:
+        key = EncodingKey(audio_sha256=sha, encoder_fingerprint=AUDIO)
         try:
-            found = self._reader.read(sha, AUDIO_KIND, lambda blob: parse(blob, sha))
+            found = self._reader.read(key, parse)
         except SourceCorruptError:
             self.writer.suspect(sha)
             raise
@@ -463,20 +505,21 @@ class SpeakerStore:
 
     def _read_encoding(
         self,
-        read: Callable[[str, str, Callable[[bytes], Encoding]], Encoding | None],
         key: EncodingKey,
+        read: Callable[
+            [EncodingKey, Callable[[bytes, EncodingKey], Encoding]], Encoding | None
+        ],
     ) -> Encoding | None:
-        sha, kind = key.audio_sha256, key.encoder_fingerprint
         try:
-            return read(sha, kind, lambda blob: encoding_from_bytes(blob, key))
+            return read(key, encoding_from_bytes)
         except EncodingCorruptError:
-            # Left here it would stand for a good one; it is made or fetched again.
+            # If it stayed, it would count as stored; it is made or fetched again.
             with suppress(StorageError):
-                self.files.remove(sha, [kind])
+                self.files.remove(key.audio_sha256, [key.encoder_fingerprint])
             raise
 
     def _check_still(self) -> None:
-        """See that files and catalogue belong together still. Raises: StorageError."""
+        """Verify that files and catalogue belong together. Raises: StorageError."""
         if isinstance(self.blobs, BucketOwner):
             binding.check_still(self.blobs.bucket, self.database)
         elif self.database.backend.has_leases:

@@ -3,7 +3,7 @@
 A safetensors file with the tensor ``audio``, float32 ``(num_samples,)`` or
 ``(num_samples, num_channels)``, or with ``speaker_embedding``, float32 ``(dim,)``;
 what else stock knows of the voice is text in the header's ``__metadata__``. Rows of the
-table ``imported_file`` say which of them were looked at.
+table ``imported_file`` say which of the files were read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, unpack_embedding
 from vllm_tts_cache.catalogue.schema import imported_file
 from vllm_tts_cache.config import RegistrationPolicy
 
-# Begins the name of a file that was removed, of which the rest is a hash.
+# Prefix of the recorded name of a removed file; a hash follows.
 _REMOVED = "removed:"
 
 # Stock writes a few hundred bytes and, from a 10 MB upload, some tens of MB.
@@ -39,13 +39,13 @@ Samples = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedFile:
-    """A file that was looked at; another time or size makes it another file.
+    """A file that the import has read; with another time or size it is a new file.
 
     Attributes:
         file_name: Its name in the directory.
         mtime_ns: When its content last changed.
         size: Its length in bytes.
-        name_key: Folded name of the voice in it; empty if there is none.
+        name_key: Folded name of the voice in it; empty if it has none.
         created_at: When stock registered the voice, in Unix seconds.
     """
 
@@ -61,7 +61,7 @@ _LOOKED_AT = _FILE.file_name, _FILE.mtime_ns, _FILE.size
 
 
 def known(db: Connection) -> dict[str, tuple[int, int]]:
-    """All files that were looked at: name -> (mtime_ns, size)."""
+    """Return all files that were read: name -> (mtime_ns, size)."""
     rows = db.execute(select(*_LOOKED_AT))
     return {name: (mtime_ns, size) for name, mtime_ns, size in rows}
 
@@ -82,16 +82,16 @@ def remember(db: Connection, file: ImportedFile) -> None:
 
 
 def has_files(db: Connection, name_key: str) -> bool:
-    """Whether a voice of this name, that was not deleted, is in files of stock's."""
+    """Whether files of stock's hold a voice of this name that was not deleted."""
     query = select(1).where(_FILE.name_key == name_key, _FILE.deleted_at.is_(None))
     return db.execute(query.limit(1)).first() is not None
 
 
 def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
-    """Leave the files of a voice to its deletion, and keep its name no longer.
+    """Let a voice's deletion remove its files, and replace its name by a hash.
 
-    That it was deleted is remembered with the rows: a copy of such a file does not
-    bring the voice back.
+    The rows stay and say that it was deleted: a copy of such a file does not bring the
+    voice back.
     """
     now, created_at = time.time(), _FILE.created_at
     values = {
@@ -100,28 +100,28 @@ def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
         "deleted_at": case((created_at > now, created_at), else_=now),
         "deletion_id": deletion_id,
     }
-    is_left = _FILE.file_name.not_like(f"{_REMOVED}%")
+    is_present = _FILE.file_name.not_like(f"{_REMOVED}%")
     names = _FILE.name_key.in_([name_key, _hashed(name_key)])
-    db.execute(imported_file.update().where(names, is_left).values(**values))
+    db.execute(imported_file.update().where(names, is_present).values(**values))
 
 
 def rename(db: Connection, old_name_key: str, name_key: str) -> None:
-    """The voice of some files is called otherwise now: they are deleted with it.
+    """Record a voice's new name for its files, so that they are deleted with it.
 
-    They are not imported again either, as they were looked at.
+    The import does not read them again: they have a row.
     """
     where = _FILE.name_key == old_name_key, _FILE.deleted_at.is_(None)
     db.execute(imported_file.update().where(*where).values(name_key=name_key))
 
 
 def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
-    """Stock's files that a deletion has to remove."""
+    """Return stock's files that a deletion has to remove."""
     query = select(*_LOOKED_AT).where(_FILE.deletion_id == deletion_id)
     return [ImportedFile(**row) for row in db.execute(query).mappings()]
 
 
 def delete_file_name(db: Connection, file_name: str) -> None:
-    """The file is gone: keep its name no longer, which has the voice's in it."""
+    """Replace a removed file's name, which contains the voice's, by a hash."""
     hashed = f"{_REMOVED}{hashlib.sha256(file_name.encode()).hexdigest()}"
     db.execute(imported_file.delete().where(_FILE.file_name == hashed))
     where = _FILE.file_name == file_name
@@ -130,21 +130,19 @@ def delete_file_name(db: Connection, file_name: str) -> None:
 
 
 def check(db: Connection, file: ImportedFile, policy: RegistrationPolicy) -> None:
-    """Refuse to import a voice that was deleted, or is registered, since.
+    """Refuse a voice that was deleted since, or whose name is registered.
 
     Raises: StockFileError.
     """
     names = _FILE.name_key.in_([file.name_key, _hashed(file.name_key)])
-    deleted = select(func.max(_FILE.deleted_at)).where(names)
-    deleted_at = db.execute(deleted).scalar()
+    deleted_at = db.execute(select(func.max(_FILE.deleted_at)).where(names)).scalar()
     if deleted_at is not None and file.created_at <= deleted_at:
         raise StockFileError("the voice was deleted after the file was written")
     registered = speakers.find_named(db, DEFAULT_TENANT, file.name_key)
     if registered is None:
         return
     if registered.created_at >= file.created_at:
-        reason = "the registered voice of this name is as new or newer"
-        raise StockFileError(reason)
+        raise StockFileError("the registered voice of this name is as new or newer")
     if policy == "immutable":
         reason = "the name is registered and the registration policy is 'immutable'"
         raise StockFileError(reason)
@@ -155,7 +153,7 @@ def _hashed(name_key: str) -> str:
 
 
 class StockFileError(Exception):
-    """The file is not a voice that stock vLLM-Omni wrote; the message says why."""
+    """A file of stock vLLM-Omni is not imported; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +179,9 @@ def read_header(path: Path, file: ImportedFile) -> StockVoice:
     """Read what the header says; no tensor is read.
 
     Raises:
-        StockFileError: It is too long, no safetensors file, or names no voice.
+        StockFileError: The file is too large, no safetensors file, or has no voice.
         InvalidSpeakerError: The voice has a name that cannot be registered.
-        OSError: It could not be read this time.
+        OSError: The file could not be read this time.
     """
     if file.size > MAX_FILE_BYTES:
         raise StockFileError(f"it has more than {MAX_FILE_BYTES} bytes")
@@ -206,11 +204,11 @@ def read_header(path: Path, file: ImportedFile) -> StockVoice:
 
 
 def read_tensors(path: Path) -> tuple[Samples | None, tuple[float, ...] | None]:
-    """The audio, mono ``(num_samples,)``, and the embedding; one of them is None.
+    """Return the audio, mono ``(num_samples,)``, and the embedding; one is None.
 
     Raises:
-        StockFileError: It has neither, or not as stock writes it.
-        OSError: It could not be read this time.
+        StockFileError: The file has neither, or one in a form that stock never writes.
+        OSError: The file could not be read this time.
     """
     # Not safe_open: it reports every failure to open as a missing file.
     data = path.read_bytes()
@@ -267,11 +265,11 @@ def _vector(embedding: npt.NDArray[Any]) -> tuple[float, ...]:
 
 
 def described(entry: "os.DirEntry[str]") -> ImportedFile:
-    """What the directory says about a file.
+    """Return name, time and size of a directory's entry.
 
     Raises:
-        StockFileError: It is no regular file, or its name is no text.
-        OSError: It is gone.
+        StockFileError: The entry is no regular file, or its name is not UTF-8.
+        OSError: The entry is gone.
     """
     try:
         entry.name.encode()

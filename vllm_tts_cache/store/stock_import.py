@@ -1,11 +1,10 @@
-"""Taking over the voices that stock vLLM-Omni 0.30 left in a directory.
+"""Imports the voices that stock vLLM-Omni 0.30 left in a directory.
 
-Each file is looked at once, so a start with nothing new opens none of them. The files
-stay where they are, because going back to stock must find them, until their voice is
-deleted, or registered anew with another clip.
+Each file is read once, so a start without new files opens none. The files stay where
+they are, because going back to stock must find them, until their voice is deleted, or
+registered again with another clip.
 """
 
-import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,24 +18,15 @@ from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, opening_lock
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.logs import encodable
+from vllm_tts_cache.logs import encodable, logger
 from vllm_tts_cache.store import stock_files
 from vllm_tts_cache.store.speaker_store import SpeakerStore
-from vllm_tts_cache.store.stock_files import (
-    ImportedFile,
-    StockFileError,
-    StockVoice,
-    described,
-    read_header,
-    read_tensors,
-)
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache.store.stock_files import ImportedFile, StockFileError, StockVoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What an import did with the files it had not looked at before.
+    """What an import did with the files that were new.
 
     Attributes:
         imported: Names of the voices that are registered now, as given.
@@ -48,16 +38,15 @@ class ImportReport:
 
 
 def import_stock_voices(store: SpeakerStore) -> ImportReport:
-    """Register the voices in stock's files that were not looked at before.
+    """Register the voices of stock's files that were not read before.
 
-    Only the top level of ``SPEAKER_SAMPLES_DIR`` is looked at. Of several files with
+    Only the top level of ``SPEAKER_SAMPLES_DIR`` is read. Of several files with
     one voice name the newest counts. A registered voice that is as new is not
     overwritten, a deleted one does not return, and the store's limit does not apply.
     Processes that import at once take turns; those that come later find nothing to do.
 
-    Raises:
-        StorageError: The directory, the catalogue or the store failed. What
-            was imported so far stays; the next import goes on from there.
+    Raises: StorageError: The directory, the catalogue or the store failed. What was
+        imported so far stays; the next import goes on from there.
     """
     directory = store.directory
     with storage_errors(directory), opening_lock(directory / FILE_NAME):
@@ -67,7 +56,7 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
     if report.skipped:
         # The files are called after voices, and reasons quote what is in them.
         message = (
-            "%d files of stock vLLM-Omni are not imported; at DEBUG it says which."
+            "%d files of stock vLLM-Omni are not imported; the DEBUG log names them."
         )
         logger.warning(message, len(report.skipped))
     for file, reason in report.skipped:
@@ -100,17 +89,17 @@ class _Import:
                 if not entry.name.endswith(".safetensors"):
                     continue
                 with self._reported(entry.name):
-                    file = described(entry)
+                    file = stock_files.described(entry)
                     if known.get(file.file_name) != (file.mtime_ns, file.size):
                         files.append(file)
         return files
 
     def _by_voice(self, files: list[ImportedFile]) -> list[list[StockVoice]]:
-        """The new files of each voice, the newest last; voices in order of time."""
+        """Group the new files by voice, newest last; voices by their newest file."""
         voices: dict[str, list[StockVoice]] = {}
         for file in sorted(files, key=attrgetter("file_name")):
             with self._reported(file.file_name, file):
-                voice = read_header(self._directory / file.file_name, file)
+                voice = stock_files.read_header(self._directory / file.file_name, file)
                 voices.setdefault(voice.file.name_key, []).append(voice)
         # Sorts are stable, so the file name decides between files of one second.
         age = attrgetter("file.created_at")
@@ -120,7 +109,7 @@ class _Import:
     def _import(self, voice: StockVoice) -> None:
         file = voice.file
         with self._reported(file.file_name, file):
-            # Asked before the audio is read; asked again where the row is written.
+            # Checked before the audio is read, and again when the row is written.
             with self._store.database.read() as db:
                 stock_files.check(db, file, "overwrite")
             new, audio = _read(self._directory / file.file_name, voice)
@@ -130,7 +119,7 @@ class _Import:
             self._report.imported.append(voice.name)
 
     def _remember(self, files: list[ImportedFile]) -> None:
-        """Do not look at these files again, unless they change."""
+        """Record that these files were read: they are skipped unless they change."""
         with self._store.database.write() as db:
             for file in files:
                 stock_files.remember(db, file)
@@ -141,8 +130,8 @@ class _Import:
     ) -> Generator[None, None, None]:
         """Skip and report a file that cannot be used, instead of ending the import.
 
-        One whose content is to blame is remembered; one that could not be read this
-        time is tried again next time.
+        A file with invalid content is recorded as read; one that the disk failed to
+        read is tried again next time.
         """
         try:
             yield
@@ -155,7 +144,7 @@ class _Import:
 
 
 def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, DecodedAudio | None]:
-    samples, embedding = read_tensors(path)
+    samples, embedding = stock_files.read_tensors(path)
     audio: ReferenceAudio | None = None
     if samples is not None:
         if not voice.sample_rate_hz:

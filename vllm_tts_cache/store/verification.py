@@ -1,24 +1,25 @@
-"""Comparing rows, files and objects; nothing here changes one, but `repair`."""
+"""Compares rows, files and objects; only `repair` changes any."""
 
 import time
 from collections.abc import Callable, Iterator
 
 from vllm_tts_cache.catalogue import deletions, objects, owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.records import AUDIO, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
 from vllm_tts_cache.store import audio_file, binding
 from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.writer import Writer
 
-# What differs is looked at again so much later: a process may be about to commit.
+# Differences are checked again after this: a process may be about to commit.
 _SETTLE_SECONDS = 0.3
 
 
 class Verification:
-    """Reads every row and its bytes; others may go on using them.
+    """Reads every row and its bytes; other processes may use the store meanwhile.
 
     Every method raises StorageError if the catalogue, the directory or the bucket
     cannot be read, and ConfigError if they do not belong together.
@@ -43,7 +44,7 @@ class Verification:
                 differing.append(prefix)
             rows = self._rows(prefix)
             for row in rows:
-                place = self._files.file_name(row.audio_sha256, row.kind)
+                place = self._files.file_name(row.audio_sha256, row.artifact)
                 found += _faults(row.object_name or place, self._bytes, row)
             if self._bucket is not None:
                 found += self._copies(prefix, rows)
@@ -54,10 +55,10 @@ class Verification:
         return found
 
     def repair(self, writer: Writer) -> list[str]:
-        """Put bytes right that are wrong or missing; return what was done, a line each.
+        """Repair damaged and missing bytes; return a line for each file.
 
-        An encoding goes, and is made again. Of a bucket's audio this machine's copy is
-        stored again if it is whole. Other audio stays as it is and counts as lost until
+        An encoding is removed, to be made again. A bucket's audio is stored again from
+        this machine's copy if that is whole. Other audio stays and counts as lost until
         the clip is registered again, or a machine with a copy repairs it.
         """
         lines: list[str] = []
@@ -67,12 +68,12 @@ class Verification:
                 try:
                     blob = self._bytes(row)
                     is_whole = blob is not None and not _fault(blob, row)
-                except StorageError:  # a disk that cannot be read says nothing
+                except StorageError:  # unreadable, which need not be damaged
                     continue
-                if row.kind != AUDIO_KIND:
+                if row.artifact != AUDIO:
                     if not is_whole:
                         writer.remove(row)
-                        lines.append(f"{sha}: removed a damaged {named(row.kind)}")
+                        lines.append(f"{sha}: removed a damaged {named(row.artifact)}")
                 elif not is_whole and self._restore(row, writer):
                     lines.append(f"{sha}: restored the audio from this machine's copy")
                 elif is_whole == row.is_suspect:
@@ -91,7 +92,7 @@ class Verification:
         return self._bucket.get(str(row.object_name))
 
     def _copy(self, row: StoredFile) -> bytes | None:
-        return self._files.read(row.audio_sha256, row.kind)
+        return self._files.read(row.audio_sha256, row.artifact)
 
     def _unfinished(self) -> Iterator[str]:
         with self._database.read() as db:
@@ -114,7 +115,7 @@ class Verification:
             return stored_files.between(db, prefix, prefix + "g")
 
     def _differences(self, prefix: str) -> Iterator[str]:
-        # The rows before and after: one of them has what came or went meanwhile.
+        # A row that is added or removed meanwhile is in one of the two lists only.
         before = self._rows(prefix)
         sizes = self._sizes(prefix)
         after = self._rows(prefix)
@@ -122,44 +123,46 @@ class Verification:
             loose = set[str]() if self._bucket is None else objects.names(db)
             referenced = owners.audio_between(db, prefix, prefix + "g")
         for row in set(before) & set(after):
-            name, what = _place(row), f"audio {row.audio_sha256}: its {named(row.kind)}"
+            name = _place(row)
+            what = f"audio {row.audio_sha256}: its {named(row.artifact)}"
             if name not in sizes:
                 yield f"{what} is not there"
             elif sizes[name] != row.num_bytes:
                 yield f"{what} has not {row.num_bytes} bytes"
         for name in sizes.keys() - loose - {_place(row) for row in (*before, *after)}:
             if self._bucket is not None:
-                yield f"nobody has the object {name}"
+                yield f"the object {name} has no row"
             else:
-                sha, _, kind = name.partition("/")
-                yield f"audio {sha}: nobody has its {named(kind)}"
+                sha, _, artifact = name.partition("/")
+                yield f"audio {sha}: its {named(artifact)} has no row"
         yield from _segment_problems(after, referenced)
 
     def _sizes(self, prefix: str) -> dict[str, int]:
-        """Object's name, or address and kind of a file -> bytes."""
+        """Return name of an object, or ``address/artifact`` of a file -> bytes."""
         if self._bucket is not None:
             return dict(self._bucket.sizes(f"{objects.FOLDER}/{prefix}"))
         files = self._files.files(prefix)
-        return {f"{sha}/{kind}": stat.st_size for sha, kind, stat in files}
+        return {f"{sha}/{artifact}": stat.st_size for sha, artifact, stat in files}
 
     def _copies(self, prefix: str, rows: list[StoredFile]) -> Iterator[str]:
-        stored = {(row.audio_sha256, row.kind): row for row in rows}
-        for sha, kind, _ in self._files.files(prefix):
-            if (row := stored.get((sha, kind))) is None:
-                yield f"audio {sha}: nobody has the copy of its {named(kind)}"
+        stored = {(row.audio_sha256, row.artifact): row for row in rows}
+        for sha, artifact, _ in self._files.files(prefix):
+            if (row := stored.get((sha, artifact))) is None:
+                yield f"audio {sha}: the copy of its {named(artifact)} has no row"
             else:
-                place = self._files.file_name(sha, kind)
+                place = self._files.file_name(sha, artifact)
                 yield from _faults(place, self._copy, row)
 
 
 def _place(row: StoredFile) -> str:
-    return row.object_name or f"{row.audio_sha256}/{row.kind}"
+    return row.object_name or f"{row.audio_sha256}/{row.artifact}"
 
 
 def _fault(blob: bytes, row: StoredFile) -> str | None:
-    """What is wrong with the bytes of a row; None if nothing is."""
+    """Return what is wrong with the bytes of a row; None if they are right."""
+    key = EncodingKey(audio_sha256=row.audio_sha256, encoder_fingerprint=row.artifact)
     try:
-        audio_file.check(blob, row.audio_sha256, row.kind)
+        audio_file.check(blob, key)
     except (EncodingCorruptError, SourceCorruptError) as exc:
         return exc.reason
     return None
@@ -177,11 +180,11 @@ def _faults(
 
 
 def _segment_problems(rows: list[StoredFile], referenced: set[str]) -> Iterator[str]:
-    stored = {row.audio_sha256 for row in rows if row.kind == AUDIO_KIND}
+    stored = {row.audio_sha256 for row in rows if row.artifact == AUDIO}
     for sha in sorted(referenced - stored):
         yield f"audio {sha}: not stored"
     for row in rows:
         is_owned = row.audio_sha256 in referenced
         if row.segment is not (Segment.REGISTERED if is_owned else Segment.INLINE):
-            name = named(row.kind)
+            name = named(row.artifact)
             yield f"audio {row.audio_sha256}: its {name} counts as {row.segment.value}"

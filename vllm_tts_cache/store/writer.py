@@ -1,9 +1,8 @@
-"""Storing bytes, each in the transaction that writes its row.
+"""Stores audio and encodings, each in the transaction that writes its row.
 
-Each segment is kept within its bytes: which files go is a query.
+Each segment is kept within its budget in bytes; a query chooses the files to evict.
 """
 
-import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,18 +10,13 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import owners, stored_files
-from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.database import Database, with_ballast
+from vllm_tts_cache.catalogue.records import AUDIO, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import (
-    AudioBudgetError,
-    ObjectStoreError,
-    StorageBusyError,
-    StorageError,
-)
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import BlobOwner
@@ -31,12 +25,12 @@ from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_byt
 from vllm_tts_cache.store.memory import Counters
 from vllm_tts_cache.store.reading import BlobReader
 
-# Files that one transaction removes; others wait for it as long.
+# Files that one transaction evicts at most: other writers wait for it.
 _SLICE = 64
 
 T = TypeVar("T")
 
-# Of one clip that others register and delete at the same time.
+# Attempts to store a clip that other processes register and delete meanwhile.
 _MAX_ATTEMPTS = 20
 
 
@@ -44,9 +38,9 @@ Budgets = Mapping[tuple[Segment, bool], int]
 
 
 def disk_budgets(settings: Settings) -> Budgets:
-    """The bytes that files may have: of a segment's audio (True), and its encodings.
+    """Return the budgets in bytes, by segment and whether for audio or encodings.
 
-    Of registered audio one more is refused; of all else the least recently used goes.
+    Registered audio beyond its budget is refused; all else is evicted, LRU first.
     """
     inline_bytes = int(settings.disk_max_bytes * settings.inline_share)
     return {
@@ -59,10 +53,10 @@ def disk_budgets(settings: Settings) -> Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose a registered audio becomes.
+    """The tenant that a registered audio is counted for.
 
     Attributes:
-        max_audio_bytes: What all audio of the tenant may have; None for no limit.
+        max_audio_bytes: Limit of all audio of the tenant; None for no limit.
     """
 
     tenant: str
@@ -70,63 +64,63 @@ class Owner:
 
 
 class Writer:
-    """Writes audio and encodings; see `SpeakerStore`, which it is a part of."""
+    """Writes audio and encodings; a part of `SpeakerStore`."""
 
     def __init__(
         self, blobs: BlobOwner, reader: BlobReader, database: Database, budgets: Budgets
     ):
         self._blobs = blobs
         self._reader = reader
-        self._database = database
+        self.database = database
         self.budgets = budgets
         self.evictions = Counters()  # by segment
-        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+        self._log = ThrottledLog()
 
     def is_kept(self, audio_sha256: str, *, is_read: bool = False) -> bool:
-        """Whether the audio has a row and its bytes, so far as one look tells.
+        """Whether the audio has a row and bytes, without reading the bytes.
 
-        With ``is_read`` they are read and verified, as they are where the last read
-        found them missing or damaged. Raises: StorageError.
+        With ``is_read``, or if the last read found them missing or damaged, the bytes
+        are read and verified. Raises: StorageError.
         """
-        with self._database.read() as db:
-            file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+        with self.database.read() as db:
+            file = stored_files.find(db, audio_sha256, AUDIO)
         if file is None:
             return False
         try:
             is_whole = self._reader.has(file, is_read=is_read or file.is_suspect)
-        except ObjectStoreError:
+        except errors.ObjectStoreError:
             return not file.is_suspect
         if is_whole == file.is_suspect:
             self.suspect(audio_sha256, not is_whole)
         return is_whole
 
     def suspect(self, audio_sha256: str, is_suspect: bool = True) -> None:
-        """Note whether a read found an audio missing or damaged; raises nothing.
+        """Record whether a read found an audio missing or damaged; raises nothing.
 
-        Registered audio keeps its row and its bytes. Inline audio goes: the next
-        request brings it again.
+        Registered audio keeps its row and its bytes. Suspect inline audio is removed:
+        the next request brings it again.
         """
-        with suppress(StorageError):
-            with self._database.read() as db:
-                file = stored_files.find(db, audio_sha256, AUDIO_KIND)
-            if file is None:  # which nobody has to wait for
+        with suppress(errors.StorageError):
+            with self.database.read() as db:
+                file = stored_files.find(db, audio_sha256, AUDIO)
+            if file is None:  # no need to wait for the write lock
                 return
-            with self._database.write() as db:
-                file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+            with self.database.write() as db:
+                file = stored_files.find(db, audio_sha256, AUDIO)
                 if file is not None and is_suspect and file.segment is Segment.INLINE:
-                    self._remove(db, audio_sha256, AUDIO_KIND)
+                    self._remove(db, audio_sha256, AUDIO)
                 else:
                     stored_files.suspect(db, audio_sha256, is_suspect)
 
     def restore(self, file: StoredFile, data: bytes) -> bool:
-        """Store a file's bytes again; False if its row is another one by now.
+        """Store a file's bytes again; False if its row was deleted or replaced.
 
         Raises: StorageError.
         """
-        staged = self._blobs.stage(data, file.audio_sha256, file.kind)
+        staged = self._blobs.stage(data, file.audio_sha256, file.artifact)
         try:
-            with self._placing(file.audio_sha256, file.kind) as db:
-                now = stored_files.find(db, file.audio_sha256, file.kind)
+            with self._placing(file.artifact, file.audio_sha256) as db:
+                now = stored_files.find(db, file.audio_sha256, file.artifact)
                 if is_same := now is not None and now.object_name == file.object_name:
                     self._place(db, staged, file.segment)
                 return is_same
@@ -136,90 +130,103 @@ class Writer:
             self._blobs.unstage(staged)
 
     def remove(self, file: StoredFile) -> None:
-        """Remove a file and its row, unless the row is another one by now.
+        """Remove a file and its row, unless the row has changed.
 
         Raises: StorageError.
         """
-        with self._database.write() as db:
-            if stored_files.find(db, file.audio_sha256, file.kind) == file:
-                self._remove(db, file.audio_sha256, file.kind)
+        with self.database.write() as db:
+            if stored_files.find(db, file.audio_sha256, file.artifact) == file:
+                self._remove(db, file.audio_sha256, file.artifact)
 
-    def keep(
+    def store_audio(
         self,
         audio: DecodedAudio | None,
         segment: Segment,
         commit: Callable[[Connection], T],
         *,
+        recording: DecodedAudio | None = None,
         owner: Owner | None = None,
         is_bounded: bool = True,
     ) -> T:
-        """Have the audio stored, and what else is to be committed with it.
+        """Store the audio and call ``commit`` in one transaction; return its result.
 
         Args:
-            audio: Written only if it is not stored whole; None for a voice without.
-            segment: Registered audio stays what it is, inline audio becomes
-                registered.
-            commit: Called in the transaction; what it raises undoes everything.
-            owner: Who has one more voice or recording of it, if it is registered.
-            is_bounded: Whether one more registered audio may be too much.
+            audio: Written only if it is not stored whole; None for an embedding.
+            segment: What the audio counts as; one that is registered stays so, an
+                inline one can become registered.
+            commit: Called in the transaction; an error that it raises undoes all.
+            recording: Stored as the audio is: a consent that comes with a voice.
+            owner: Gets one more voice or recording of the audio; None for inline audio.
+            is_bounded: Whether the budget of registered audio applies.
 
         Raises:
-            AudioBudgetError: It would be too much.
+            AudioBudgetError: The audio would exceed a budget.
             StorageError: Nothing was changed.
         """
-        if audio is None:
-            with self._database.write() as db:
+        audios = [each for each in (audio, recording) if each is not None]
+        shas = [each.audio.audio_sha256 for each in audios]
+        if not audios:
+            with self.database.write() as db:
                 return commit(db)
-        sha = audio.audio.audio_sha256
-        # Once it has gone, what is committed here may be what takes it away.
-        is_kept = self.is_kept(sha, is_read=segment is Segment.REGISTERED)
+        # Asked once: ``commit`` itself may delete the rows, which a rollback restores.
+        is_read = segment is Segment.REGISTERED
+        kept = {sha for sha in shas if self.is_kept(sha, is_read=is_read)}
         for _ in range(_MAX_ATTEMPTS):
-            staged: Staged | None = None
-            if not is_kept:
-                data = audio_file.to_bytes(audio)
-                staged = self._blobs.stage(data, sha, AUDIO_KIND)
+            staged: dict[str, Staged] = {}
             try:
-                with self._placing(sha, AUDIO_KIND) as db:
+                for sha, each in zip(shas, audios, strict=True):
+                    if sha not in kept and sha not in staged:
+                        data = audio_file.to_bytes(each)
+                        staged[sha] = self._blobs.stage(data, sha, AUDIO)
+                with self._placing(AUDIO, *shas) as db:
                     result = commit(db)
-                    self._keep(db, sha, segment, staged, owner, is_bounded=is_bounded)
+                    for sha in shas:
+                        its = staged.get(sha)
+                        self._keep(db, sha, segment, its, owner, is_bounded=is_bounded)
                 break
-            except TakenAwayError:  # deleted or evicted since we looked
-                is_kept = False
+            except TakenAwayError:  # deleted or evicted since `is_kept`
+                kept.clear()
             finally:
-                if staged is not None:
-                    self._blobs.unstage(staged)
+                for each in staged.values():
+                    self._blobs.unstage(each)
         else:
-            raise StorageBusyError(1)
+            raise errors.StorageBusyError(1)
         if segment is Segment.INLINE:
-            self._make_room(segment, sha, AUDIO_KIND)
+            self._make_room(segment, shas[0], AUDIO)
         return result
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
-        """Store an encoding beside its audio; False if that is not stored."""
-        sha, kind = key.audio_sha256, key.encoder_fingerprint
+        """Store an encoding, in the place of the one that is stored.
+
+        False if its audio is not stored any more: then the encoding is not either.
+
+        Raises: StorageFullError: No space is left; nothing was changed.
+        """
+        sha, artifact = key.audio_sha256, key.encoder_fingerprint
         for _ in range(_MAX_ATTEMPTS):
-            staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, kind)
+            staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, artifact)
             try:
-                with self._placing(sha, kind) as db:
-                    audio = stored_files.find(db, sha, AUDIO_KIND)
+                with self._placing(artifact, sha) as db:
+                    audio = stored_files.find(db, sha, AUDIO)
                     if audio is None:
                         return False
-                    self._place(db, staged, audio.segment)
+                    num_bytes = self._place(db, staged, audio.segment)
             except TakenAwayError:
                 continue
             finally:
                 self._blobs.unstage(staged)
-            self._make_room(audio.segment, sha, kind)
+            if num_bytes > self.budgets[audio.segment, False]:
+                self._make_room(audio.segment, sha, artifact)
             return True
         return False
 
     def excess(self) -> dict[tuple[Segment, bool], int]:
-        """Bytes that are over their budget, of a segment's audio (True) or encodings.
+        """Return the bytes over each budget, for a segment's audio (True) or encodings.
 
-        Registered audio is not among them: it is never evicted, one more is refused.
+        Registered audio is not included: it is never evicted, a new one is refused.
         """
         over: dict[tuple[Segment, bool], int] = {}
-        with self._database.read() as db:
+        with self.database.read() as db:
             for (segment, is_audio), limit in self.budgets.items():
                 used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
                 if used > limit and (segment, is_audio) != (Segment.REGISTERED, True):
@@ -227,29 +234,30 @@ class Writer:
         return over
 
     def trim(self) -> int:
-        """Remove what is over its budget; returns how many files that were.
+        """Evict what is over its budget; return how many files.
 
-        Raises: StorageError: Some were not removed.
+        Raises: StorageError: Some files were not removed.
         """
-        # No file has just been stored that would have to stay.
+        # An empty address: there is no new file that would have to stay.
         return sum(
-            self._evict(segment, "", AUDIO_KIND if is_audio else "")
+            self._evict(segment, "", AUDIO if is_audio else "")
             for segment, is_audio in self.excess()
         )
 
     @contextmanager
-    def _placing(self, sha: str, kind: str) -> Generator[Connection, None, None]:
-        """A write transaction; what was placed in it goes again if it fails."""
+    def _placing(self, artifact: str, *shas: str) -> Generator[Connection, None, None]:
+        """A write transaction; if it fails, what was placed in it is removed."""
         began = False
         try:
-            with self._database.write() as db:
+            with self.database.write() as db:
                 began = True
                 yield db
-        except StorageError:
+        except errors.StorageError:
             if began:
-                with suppress(StorageError), self._database.write() as db:
-                    if stored_files.find(db, sha, kind) is None:
-                        self._blobs.remove(db, sha, [kind])
+                with suppress(errors.StorageError), self.database.write() as db:
+                    for sha in shas:
+                        if stored_files.find(db, sha, artifact) is None:
+                            self._blobs.remove(db, sha, [artifact])
             raise
 
     def _keep(
@@ -265,10 +273,10 @@ class Writer:
         """Store the audio in the transaction, and count it as the owner's.
 
         Raises:
-            AudioBudgetError: It is too much.
-            TakenAwayError: It is not there any more, and was not staged.
+            AudioBudgetError: The audio would exceed a budget.
+            TakenAwayError: The audio is not stored any more, and was not staged.
         """
-        known = stored_files.find(db, sha, AUDIO_KIND)
+        known = stored_files.find(db, sha, AUDIO)
         if known is not None and self._reader.has(known):
             num_bytes, staged = known.num_bytes, None
         elif staged is not None:
@@ -279,74 +287,76 @@ class Writer:
         if is_bounded and segment is Segment.REGISTERED and not is_registered:
             used = stored_files.used(db, segment, is_audio=True).num_bytes
             if used + num_bytes > (max_bytes := self.budgets[segment, True]):
-                raise AudioBudgetError(max_bytes)
+                raise errors.AudioBudgetError(max_bytes)
         if owner is not None:
             owners.own(db, owner.tenant, sha, num_bytes)
-            limit = owner.max_audio_bytes
-            used = owners.of_tenant(db, owner.tenant).audio_bytes
-            if limit is not None and used > limit:
-                raise AudioBudgetError(limit, is_tenants=True)
-        if staged is not None:
-            self._place(db, staged, segment if known is None else known.segment)
-        if segment is Segment.REGISTERED:
+            limit, usage_of = owner.max_audio_bytes, owners.of_tenant
+            if limit is not None and usage_of(db, owner.tenant).audio_bytes > limit:
+                raise errors.AudioBudgetError(limit, is_tenants=True)
+        if segment is Segment.REGISTERED and not is_registered:
+            # Its encodings as well, which an evicted inline audio leaves.
             stored_files.move(db, sha, segment)
+        if staged is not None:
+            self._place(db, staged, Segment.REGISTERED if is_registered else segment)
 
-    def _place(self, db: Connection, staged: Staged, segment: Segment) -> None:
+    def _place(self, db: Connection, staged: Staged, segment: Segment) -> int:
+        """Place bytes and write their row; return the bytes of the segment with it."""
         file = StoredFile(
             audio_sha256=staged.audio_sha256,
-            kind=staged.kind,
+            artifact=staged.artifact,
             segment=segment,
             num_bytes=len(staged.data),
             object_name=self._blobs.place(db, staged),
         )
-        stored_files.put(db, file)
+        return stored_files.put(db, file)
 
-    def _make_room(self, segment: Segment, sha: str, kind: str) -> None:
-        """Evict after the fact; what was stored stays stored if that fails."""
+    def _make_room(self, segment: Segment, sha: str, artifact: str) -> None:
+        """Evict what is over the budget; if that fails, the new file stays stored."""
         try:
-            self.evictions.add(segment.value, self._evict(segment, sha, kind))
-        except StorageError as exc:
-            cause = "more is stored than may be"
-            self._log.warn_of(cause, "Cannot remove what is over its budget: %s", exc)
+            self.evictions.add(segment.value, self._evict(segment, sha, artifact))
+        except errors.StorageError as exc:
+            message = "Evicting files of a segment over its budget failed: %s"
+            self._log.warn_of("evicting", message, exc)
 
-    def _evict(self, segment: Segment, sha: str, kind: str) -> int:
-        """Remove a segment's least recently used files that are too much.
+    def _evict(self, segment: Segment, sha: str, artifact: str) -> int:
+        """Evict a segment's least recently used files until it is within its budget.
 
-        The file that was just stored stays, even where it alone is larger. Its kind
-        says whether audio is evicted, or encodings.
+        The new file, ``sha`` and ``artifact``, stays even if it alone is larger. The
+        artifact says whether audio or encodings are evicted.
 
-        Raises: StorageError: Some were not removed.
+        Raises: StorageError: Some files were not removed.
         """
-        is_audio = kind == AUDIO_KIND
+        is_audio = artifact == AUDIO
         max_bytes = self.budgets[segment, is_audio]
-        with self._database.read() as db:
+        with self.database.read() as db:
             used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
         num_evicted = 0
         if used > max_bytes:
-            while some := self._evict_slice(segment, max_bytes, sha, kind):
+            while some := self._evict_slice(segment, max_bytes, sha, artifact):
                 num_evicted += some
         return num_evicted
 
+    @with_ballast
     def _evict_slice(
-        self, segment: Segment, max_bytes: int, sha: str, kind: str
+        self, segment: Segment, max_bytes: int, sha: str, artifact: str
     ) -> int:
-        is_audio = kind == AUDIO_KIND
+        is_audio = artifact == AUDIO
         num_evicted = 0
-        with self._database.write() as db:
+        with self.database.write() as db:
             used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
             excess = used - max_bytes
             for file in stored_files.oldest(db, segment, is_audio, limit=_SLICE + 1):
                 if excess <= 0:
                     break
-                if (file.audio_sha256, file.kind) == (sha, kind):
+                if (file.audio_sha256, file.artifact) == (sha, artifact):
                     continue
-                self._remove(db, file.audio_sha256, file.kind)
+                self._remove(db, file.audio_sha256, file.artifact)
                 excess -= file.num_bytes
                 num_evicted += 1
         return num_evicted
 
-    def _remove(self, db: Connection, sha: str, kind: str) -> None:
+    def _remove(self, db: Connection, sha: str, artifact: str) -> None:
         # The file first: a row without one is a miss, a file without a row would stay
-        # until somebody looks for it.
-        self._blobs.remove(db, sha, [kind])
-        stored_files.remove(db, sha, [kind])
+        # until a recovery finds it.
+        self._blobs.remove(db, sha, [artifact])
+        stored_files.remove(db, sha, [artifact])

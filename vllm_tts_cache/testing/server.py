@@ -21,15 +21,15 @@ TIMEOUT_SECONDS = 300.0
 HEADER = "X-Speaker-Cache"
 
 HOST = "127.0.0.1"
-# A loaded machine takes ten times its minute. A stage that died leaves the others
-# waiting, and their process goes on.
+# On a loaded machine a start takes ten times its usual minute. If a stage dies, the
+# others wait, and the server's process does not end.
 START_TIMEOUT_SECONDS = 600.0
-STOP_TIMEOUT_SECONDS = 60.0  # it may go on with what it has for 20
+STOP_TIMEOUT_SECONDS = 60.0  # a server may drain its requests for 20 s
 MODEL_NAME = "tts"
 
-# One thread a stage: two stages share two cores, and a thread of one that waits for
-# a core of the other costs more than it computes. Workers inside the stages' own
-# processes halve the memory and the start.
+# One thread a stage: two stages share two cores, and a thread that waits for the other
+# stage's core costs more than it computes. Workers inside the stages' own processes
+# halve the memory and the start.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -58,18 +58,17 @@ class SpeechClient:
     """Talks to one server."""
 
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS):
-        # Its servers are on this machine, and no proxy leads to them.
+        # The test servers are on this machine, and no proxy leads to them.
         self.http = httpx.Client(base_url=url, timeout=timeout_seconds, trust_env=False)
 
     def register(
         self, name: str, sample: Path | bytes, **fields: str
     ) -> httpx.Response:
-        """Register a voice by a clip; not precomputed unless asked for."""
+        """Register a voice by a clip; by default it is not precomputed."""
         data = sample.read_bytes() if isinstance(sample, Path) else sample
         form = {"name": name, "consent": "consent-1", "precompute": "false", **fields}
-        return self.http.post(
-            "/v1/audio/voices", data=form, files={"audio_sample": ("clip", data)}
-        )
+        files = {"audio_sample": ("clip", data)}
+        return self.http.post("/v1/audio/voices", data=form, files=files)
 
     def precompute(self, name: str, *, force: bool = False) -> httpx.Response:
         """Make the voice's encodings exist, and wait."""
@@ -77,7 +76,7 @@ class SpeechClient:
         return self.http.post(f"/v1/audio/voices/{name}/cache", params=query)
 
     def speak(self, text: str = "Hello world.", **fields: Any) -> Speech:
-        """Speak as a raw PCM stream; a fixed seed unless one is given."""
+        """Speak as a raw PCM stream, with a fixed seed unless ``fields`` have one."""
         body = {
             "model": MODEL_NAME,
             "input": text,
@@ -129,10 +128,10 @@ class ServerOptions:
     """What to serve, and how.
 
     Attributes:
-        log_path: Where its output goes.
-        port: None for a free one.
-        environ: Set beside (and over) what this process has.
-        arguments: More of ``vllm serve``'s arguments, see
+        log_path: File to which the server's output is appended.
+        port: The port to listen on; None for a free one.
+        environ: Variables that are added to (and replace) those of this process.
+        arguments: Further arguments of ``vllm serve``; see
             `tiny_checkpoint.serve_arguments`.
     """
 
@@ -162,9 +161,9 @@ class Server:
     def start(
         self, report: Callable[[float], None] = lambda _seconds: None
     ) -> "Server":
-        """Start and wait until it is healthy, reporting the seconds passed.
+        """Start, wait until the server is healthy, and report the seconds passed.
 
-        Raises: ServerFaultError if it ends instead; the message names its log.
+        Raises: ServerFaultError if it ends or takes too long; the text names its log.
         """
         self.options.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.options.log_path.open("ab") as log:
@@ -178,20 +177,20 @@ class Server:
             )
         try:
             self._wait_until_healthy(report)
-        except BaseException:  # an interrupt too: nobody else would stop it
+        except BaseException:  # an interrupt too: nothing else would stop the server
             self.kill()
             raise
         return self
 
     def stop(self) -> None:
-        """Ask it to end, as Ctrl-C does; end the whole group if it does not."""
+        """Ask the server to end, as Ctrl-C does; kill its process group if it stays."""
         if self._process is None:
             return
         try:
             self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_SECONDS)
-        finally:  # whoever is interrupted while waiting still ends it
+        finally:  # also if the wait is interrupted
             self.kill()
 
     def kill(self) -> None:
@@ -205,9 +204,9 @@ class Server:
         self._process = None
 
     def is_healthy(self) -> bool:
-        """Whether it answers its health route with 200."""
+        """Whether the server's health route answers 200."""
         try:
-            # To read the machine's certificates takes longer than to be answered.
+            # Reading the machine's certificates takes longer than the answer.
             health = httpx.get(
                 f"{self.url}/health", timeout=5, trust_env=False, verify=False
             )
@@ -216,14 +215,14 @@ class Server:
             return False
 
     def command(self) -> list[str]:
-        """What is run; for whoever runs it otherwise than in the background."""
+        """Return the command line of the server."""
         entry = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
         where = ["--host", HOST, "--port", str(self.port)]
         name = ["--served-model-name", MODEL_NAME]
         return [*entry, str(self.options.model), *self.options.arguments, *where, *name]
 
     def environment(self) -> dict[str, str]:
-        """The whole environment that it runs in."""
+        """Return the whole environment that the server runs in."""
         given = dict(self.options.environ)
         samples = {"SPEAKER_SAMPLES_DIR": str(self.options.samples_dir)}
         return {**os.environ, **_ENVIRONMENT, **samples, **given}  # noqa: TID251
@@ -242,22 +241,21 @@ class Server:
             has_ended = self._process.poll() is not None
             if has_ended or waited > START_TIMEOUT_SECONDS:
                 what = "ended" if has_ended else "was not healthy in time"
-                raise ServerFaultError(
-                    f"The server {what}; see {self.options.log_path}"
-                )
+                log = self.options.log_path
+                raise ServerFaultError(f"The server {what}; see {log}")
             report(waited)
             time.sleep(0.25)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return listener.getsockname()[1]
 
 
 def _wait_for_group(group: int) -> None:
-    """Until the stages are gone too: they hold locks and shared memory."""
+    """Wait until the stages have ended too: they hold locks and shared memory."""
     until = time.monotonic() + STOP_TIMEOUT_SECONDS
     while time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, whatever the family. Not models."""
+"""Tiny checkpoints of any family, with random weights: they are no models."""
 
 import dataclasses
 import json
@@ -35,11 +35,11 @@ EncoderSize = Literal["tiny", "real"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOptions:
-    """What every family's checkpoint can be asked for; equal ones, equal bytes.
+    """Options of every family's checkpoint; equal options give equal bytes.
 
     Attributes:
         encoders: ``real`` gives the reference encoders their released sizes.
-        seed: Of all weights.
+        seed: Seed of all weights.
     """
 
     encoders: EncoderSize = "tiny"
@@ -48,7 +48,7 @@ class EncoderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerSizes:
-    """One stack of decoder layers."""
+    """Sizes of one stack of decoder layers."""
 
     hidden: int
     intermediate: int
@@ -59,7 +59,7 @@ class TransformerSizes:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As in a ``config.json``, by transformers' names; without ``head_dim``."""
+        """Fields of a ``config.json``, as transformers names them, but ``head_dim``."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
@@ -70,7 +70,7 @@ class TransformerSizes:
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Those of a layer of Llama's kind, by their names in it: ``(out, in)``."""
+        """Shapes ``(out, in)`` of a Llama layer's projections, by their names."""
         heads = self.num_heads * self.head_dim
         kv_heads = self.num_kv_heads * self.head_dim
         return {
@@ -89,30 +89,30 @@ class TinyWriter:
     """A family's part that writes its tiny checkpoints.
 
     Attributes:
-        write: ``module:function``, which imports torch. It fills an empty directory;
-            called with the options, and with what to call as each step begins.
-        options: The default ones, a frozen dataclass; ``encoders`` and ``seed`` are
-            always among them. Equal ones give byte-identical files.
+        write: ``module:function``; the module imports torch. The function takes an
+            empty directory, which it fills, the options, and a `Report` for each step.
+        options: The default options: a frozen dataclass with ``encoders``, ``seed`` and
+            maybe more fields. Equal options give byte-identical files.
     """
 
     write: str
     options: Any = EncoderOptions()
 
     def __call__(self, directory: Path, options: Any, report: Report) -> None:
-        """Import what writes, and fill the directory."""
+        """Import ``write``'s function, which fills the directory."""
         pkgutil.resolve_name(self.write)(directory, options, report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyCheckpoint:
-    """What a family's tiny checkpoint is to be."""
+    """A family's tiny checkpoint, before or after it is written."""
 
     family: Family
     options: Any
 
     @classmethod
     def of(cls, family: Family, **options: Any) -> "TinyCheckpoint":
-        """Return a family's, with some options changed.
+        """Return a family's checkpoint, with some options changed.
 
         Raises: ConfigError if an option cannot be used.
         """
@@ -122,11 +122,11 @@ class TinyCheckpoint:
 
     @property
     def marker(self) -> dict[str, Any]:
-        """What the directory says of itself."""
+        """The content of the directory's `MARKER`."""
         return {"family": self.family.name, **dataclasses.asdict(self.options)}
 
     def ensure(self, path: Path, report: Report = lambda _step: None) -> Path:
-        """Write it unless an equal one is there.
+        """Write the checkpoint unless an equal one is at ``path``.
 
         Raises: ConfigError, StorageError.
         """
@@ -137,7 +137,7 @@ class TinyCheckpoint:
     def write(
         self, out: Path, report: Report = lambda _step: None, *, force: bool = False
     ) -> Path:
-        """Write it to ``out`` and return ``out``.
+        """Write the checkpoint to ``out`` and return ``out``.
 
         Args:
             out: A directory that is absent or empty.
@@ -158,14 +158,14 @@ class TinyCheckpoint:
 
 
 def serve_arguments(family: Family) -> tuple[str, ...]:
-    """Return what ``vllm serve`` is given beside the checkpoint, on a CPU."""
+    """Return the arguments of ``vllm serve`` after the checkpoint, on a CPU."""
     assert family.deploy_file is not None
     return ("--omni", "--deploy-config", str(family.deploy_file))
 
 
 @contextmanager
 def new_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
-    """Fill the directory that is yielded; it becomes ``out`` when the block ends.
+    """Yield a directory for the block to fill; it becomes ``out`` when the block ends.
 
     If the block raises, ``out`` is as it was.
 
@@ -203,7 +203,7 @@ def _check_replaceable(out: Path, force: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir() or out.is_symlink():
-        raise ConfigError(f"--out {out}: exists and is not a directory")
+        raise ConfigError(f"--out {out}: is no directory; choose another name")
     if not any(out.iterdir()):
         return
     if not (out / MARKER).is_file():

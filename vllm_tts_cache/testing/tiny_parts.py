@@ -1,7 +1,7 @@
-"""What tiny checkpoints are made of: random weights, and byte-level tokenizers.
+"""The parts of tiny checkpoints: random weights, and byte-level tokenizers.
 
-A weight depends on a seed and on its own name, and on nothing else. The tokenizers have
-a released vocabulary's size, or Qwen's layout.
+A weight depends on a seed and its own name alone. The tokenizers have the size of a
+released vocabulary, or the layout of Qwen's.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
-# Of every one of Qwen's.
+# Those of every Qwen tokenizer.
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 
 # How Qwen's tokenizers cut a text into words; public with every Qwen checkpoint.
@@ -39,7 +39,7 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# The prompt's template counts on a role being one token, so roles come often.
+# The prompt's template needs each role to be one token: the training text repeats it.
 _ROLES = ("assistant", "user", "system")
 _PROSE = (
     "Hello world, this is a small test of the speech that a server sends while it "
@@ -55,7 +55,7 @@ class WeightBuilder:
     """Collects the named tensors of a state dict.
 
     Every tensor is drawn from a generator of its own, seeded with its full name:
-    adding a layer, or writing them in another order, changes no other weight.
+    adding a layer, or another order of the calls, changes no other weight.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WeightBuilder:
         self.tensors: dict[str, Tensor] = {} if into is None else into
 
     def under(self, prefix: str) -> "WeightBuilder":
-        """A view that puts ``prefix`` and a dot before every name."""
+        """Return a view that puts ``prefix`` and a dot before every name."""
         return WeightBuilder(self._seed, f"{self._prefix}{prefix}.", self.tensors)
 
     def normal(self, name: str, shape: Sequence[int], std: float) -> Tensor:
@@ -90,10 +90,10 @@ class WeightBuilder:
         return self.normal(name, shape, gain / math.sqrt(math.prod(shape[1:])))
 
     def centred(self, name: str, shape: Sequence[int], gain: float = 1.0) -> Tensor:
-        """Add a projection that is blind to what all its inputs have in common.
+        """Add a projection that ignores a constant that all its inputs share.
 
-        Random layers behind a rectifier, or behind log-mel energies, otherwise
-        pass on mostly a constant, under which all inputs come out alike.
+        Random layers after a rectifier, or after log-mel energies, otherwise pass on
+        mostly that constant, so that outputs hardly differ.
         """
         weight = self.projection(name, shape, gain)
         weight -= weight.mean(dim=tuple(range(1, len(shape))), keepdim=True)
@@ -103,8 +103,14 @@ class WeightBuilder:
         self, name: str, inputs: int, outputs: int, gain: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Add weight and bias of a linear layer, the latter 0."""
-        weight = self.projection(f"{name}.weight", (outputs, inputs), gain)
-        return weight, self.fill(f"{name}.bias", (outputs,), 0.0)
+        return self.conv(name, (outputs, inputs), gain)
+
+    def conv(
+        self, name: str, shape: Sequence[int], gain: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Add weight ``(out, in, ...)`` and bias of a layer, the latter 0."""
+        weight = self.projection(f"{name}.weight", shape, gain)
+        return weight, self.fill(f"{name}.bias", shape[:1], 0.0)
 
     def fill(self, name: str, shape: Sequence[int], value: float) -> Tensor:
         """Add ``name``, float32, constant."""
@@ -119,7 +125,7 @@ class WeightBuilder:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-# How a tensor is added, by its builder, its name there and its shape.
+# Adds a tensor to a builder, by its name there and its shape.
 Draw = Callable[[WeightBuilder, str, Sequence[int]], object]
 
 
@@ -135,22 +141,22 @@ def add_all(
 
 
 def constant(value: float) -> Draw:
-    """Return what fills a tensor with a value."""
+    """Return a `Draw` that fills a tensor with a value."""
     return lambda weights, name, shape: weights.fill(name, shape, value)
 
 
 def projected(gain: float = 1.0) -> Draw:
-    """Return what adds a projection, see `WeightBuilder.projection`."""
+    """Return a `Draw` by `WeightBuilder.projection`."""
     return lambda weights, name, shape: weights.projection(name, shape, gain)
 
 
 def centred(gain: float = 1.0) -> Draw:
-    """Return what adds a blind projection, see `WeightBuilder.centred`."""
+    """Return a `Draw` by `WeightBuilder.centred`."""
     return lambda weights, name, shape: weights.centred(name, shape, gain)
 
 
 def normal(std: float = 1.0) -> Draw:
-    """Return what draws a tensor, see `WeightBuilder.normal`."""
+    """Return a `Draw` by `WeightBuilder.normal`."""
     return lambda weights, name, shape: weights.normal(name, shape, std)
 
 
@@ -164,10 +170,10 @@ def add_layers(
     """Add decoder layers of Llama's kind, and the last norm.
 
     Args:
-        model: Where to.
-        size: How many, and how wide.
+        model: Where they are added.
+        size: Number and widths of the layers.
         project: Adds a weight of a projection.
-        qk_norm: Weight of the norms of queries and keys; None without such.
+        qk_norm: Weight of the norms of queries and keys; None without such norms.
     """
     for index in range(size.num_layers):
         layer = model.under(f"layers.{index}")
@@ -182,9 +188,8 @@ def add_layers(
 
 
 def add_convnext(block: WeightBuilder, width: int, layer_scale: float) -> None:
-    """Add a depthwise convolution and two projections beside it."""
-    block.projection("dwconv.conv.weight", (width, 1, 7))
-    block.fill("dwconv.conv.bias", (width,), 0.0)
+    """Add a ConvNeXt block: a depthwise convolution, a norm and two projections."""
+    block.conv("dwconv.conv", (width, 1, 7))
     block.fill("norm.weight", (width,), 1.0)
     block.fill("norm.bias", (width,), 0.0)
     block.linear("pwconv1", width, 4 * width)
@@ -210,12 +215,12 @@ def save_byte_tokenizer(
     """Write ``tokenizer.json`` and the two files that say which tokens are special.
 
     Args:
-        out: Where to.
-        control_ids: Above those of the bytes; what is between them is never used.
+        out: Folder of the files.
+        control_ids: Above the ids of the bytes; ids between them are never used.
         end: The token that ends a text.
-        pad: The one that fills up.
-        vocab_size: Of all ids; those up to the last control token if None.
-        more: Of ``tokenizer_config.json``.
+        pad: The token that pads.
+        vocab_size: Number of ids; if None, those up to the last control token.
+        more: Fields of ``tokenizer_config.json``.
     """
     size = vocab_size or max(control_ids.values()) + 1
     tokenizer = Tokenizer(models.BPE(vocab=_vocab(control_ids, size), merges=[]))
@@ -242,7 +247,7 @@ def _special(token: str) -> AddedToken:
 
 
 def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
-    """One token for each byte, the control tokens, and what no text can reach."""
+    """Return a token for each byte, the control tokens, and unused ones between."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)}
     vocab |= control_ids
@@ -266,7 +271,7 @@ class TextTokenizer:
     vocab_size: int
 
     def id_of(self, token: str) -> int:
-        """The id of a token that is known to exist."""
+        """Return the id of a token that is known to exist."""
         token_id = self.tokenizer.token_to_id(token)
         assert token_id is not None, token
         return token_id

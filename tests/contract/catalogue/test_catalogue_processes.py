@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_samples import (
-    address,
-    delete,
-    opened,
-    publish,
-    register,
-    traces,
-    voice,
-)
+from tests import store_samples
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import SpeakerLimitError, SpeakerNotFoundError, TTSCacheError
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -30,7 +22,9 @@ FORK = multiprocessing.get_context("fork")
 
 
 def vector(store: SpeakerStore, name: str) -> int:
-    return store.registrations.register(voice(name, None), None).record.generation
+    return store.registrations.register(
+        store_samples.voice(name, None), None
+    ).record.generation
 
 
 def in_processes(work: Callable, *args, num_processes: int = NUM_PROCESSES) -> list:
@@ -54,7 +48,7 @@ def in_processes(work: Callable, *args, num_processes: int = NUM_PROCESSES) -> l
 
 
 def open_and_register(index: int, directory: Path) -> str:
-    store = opened(directory)
+    store = store_samples.opened(directory)
     vector(store, f"{index}")
     store.close()
     return "ok"
@@ -65,7 +59,7 @@ def test_processes_open_a_new_directory_at_once(tmp_path, engine):
         directory = tmp_path / f"new {attempt}"
         answers = in_processes(open_and_register, directory)
         assert answers == ["ok"] * NUM_PROCESSES
-        store = opened(directory)
+        store = store_samples.opened(directory)
         assert store.num_speakers() == NUM_PROCESSES
         assert store.verify() == []
         store.close()
@@ -91,13 +85,13 @@ def look(directory: Path) -> str:
 def test_who_only_looks_does_not_take_the_log_from_who_opened_the_file_twice(tmp_path):
     """It did: opening the file again dropped what locks its process had on it, and a
     command beside it took itself for the last who closes it. Disk I/O errors."""
-    stores = [opened(tmp_path), opened(tmp_path)]
+    stores = [store_samples.opened(tmp_path), store_samples.opened(tmp_path)]
     vector(stores[0], "ana")
     log = tmp_path / "catalogue.sqlite3-wal"
     before = log.stat().st_ino
     assert look(tmp_path) == "1\n"
     assert log.stat().st_ino == before
-    stores.append(opened(tmp_path))
+    stores.append(store_samples.opened(tmp_path))
     for number, store in enumerate(stores):
         vector(store, f"voice {number}")
     assert look(tmp_path) == "4\n"
@@ -107,7 +101,7 @@ def test_who_only_looks_does_not_take_the_log_from_who_opened_the_file_twice(tmp
 
 
 def register_often(index: int, directory: Path) -> list[int]:
-    store = opened(directory)
+    store = store_samples.opened(directory)
     return [vector(store, "ana") for _ in range(20)]
 
 
@@ -116,7 +110,7 @@ def test_registering_one_name_at_once_leaves_one_row_and_no_generation_twice(tmp
     assert all(generations == sorted(generations) for generations in answers)
     given = sorted(itertools.chain.from_iterable(answers))
     assert given == list(range(1, 81))
-    store = opened(tmp_path)
+    store = store_samples.opened(tmp_path)
     found = store.find("ana")
     assert found is not None
     assert (store.num_speakers(), found.record.generation) == (1, given[-1])
@@ -124,7 +118,7 @@ def test_registering_one_name_at_once_leaves_one_row_and_no_generation_twice(tmp
 
 
 def register_one(index: int, directory: Path) -> str:
-    store = opened(directory, max_uploaded=3)
+    store = store_samples.opened(directory, max_uploaded=3)
     try:
         vector(store, f"{index}")
     except SpeakerLimitError:
@@ -139,19 +133,19 @@ def test_the_limit_holds_across_processes(tmp_path):
 
 def test_a_reader_sees_the_old_voice_or_the_new_one_but_never_none(tmp_path):
     done = FORK.Event()
-    store = opened(tmp_path)
+    store = store_samples.opened(tmp_path)
     vector(store, "ana")
     store.close()
 
     def replace() -> None:
-        writer = opened(tmp_path)
+        writer = store_samples.opened(tmp_path)
         for _ in range(200):
             vector(writer, "ana")
         done.set()
 
     process = FORK.Process(target=replace)
     process.start()
-    reader = opened(tmp_path)
+    reader = store_samples.opened(tmp_path)
     thread = threading.Thread(target=watch, args=(reader, done, seen := []))
     thread.start()
     watch(reader, done, mine := [])
@@ -171,16 +165,16 @@ def watch(reader: SpeakerStore, done, generations: list) -> None:
 
 
 def register_publish_and_delete(index: int, directory: Path) -> str:
-    store = opened(directory, inline_audio_max_bytes=20_000)
+    store = store_samples.opened(directory, inline_audio_max_bytes=20_000)
     for n in range(25):
         name, number = f"name {(index + n) % 3}", n % 2
-        done = register(store, name, number)
+        done = store_samples.register(store, name, number)
         if done.deletion is not None:
             store.remove_files(done.deletion)
-        publish(store, number)
+        store_samples.publish(store, number)
         if n % 3 == index % 3:
             try:
-                delete(store, name)
+                store_samples.delete(store, name)
             except SpeakerNotFoundError:
                 continue
     return "ok"
@@ -191,13 +185,13 @@ def test_processes_that_register_publish_and_delete_one_clip_lose_and_leave_noth
 ):
     answers = in_processes(register_publish_and_delete, tmp_path, num_processes=3)
     assert answers == ["ok"] * 3
-    store = opened(tmp_path)
+    store = store_samples.opened(tmp_path)
     assert store.verify() == []
     for record in store.records(Page(limit=9)):
         assert record.audio_sha256 is not None
         assert store.read_audio(record.audio_sha256) is not None
-        delete(store, record.name)
+        store_samples.delete(store, record.name)
     for number in (0, 1):
-        assert traces(tmp_path, address(number)) == []
+        assert store_samples.traces(tmp_path, store_samples.address(number)) == []
     assert store.recover() == []
     store.close()

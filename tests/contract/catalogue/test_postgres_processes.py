@@ -2,18 +2,12 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from tests import store_samples
 from tests.contract.catalogue.test_catalogue_processes import in_processes
-from tests.store_samples import (
-    address,
-    delete,
-    opened,
-    register,
-    traces,
-    voice,
-)
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
@@ -54,7 +48,7 @@ def is_finished(store: SpeakerStore, name: str) -> bool:
 
 
 def prepare(index: int, url: str) -> str:
-    database = Database(PostgresServer(url))
+    database = Database(PostgresServer(url), Path())
     database.prepare()
     database.close()
     return "ok"
@@ -63,7 +57,7 @@ def prepare(index: int, url: str) -> str:
 def test_processes_that_prepare_a_new_database_at_once_take_turns(postgres):
     url = postgres.make("new")
     assert in_processes(prepare, url, num_processes=4) == ["ok"] * 4
-    database = Database(PostgresServer(url))
+    database = Database(PostgresServer(url), Path())
     with database.read() as db:
         found = db.execute(schema.schema_version.select()).all()
         assert found == [(schema.VERSION,)]
@@ -71,13 +65,13 @@ def test_processes_that_prepare_a_new_database_at_once_take_turns(postgres):
 
 
 def register_in_threads(index: int, directory, policy) -> list:
-    store = opened(directory, registration_policy=policy)
+    store = store_samples.opened(directory, registration_policy=policy)
     begin = threading.Barrier(8)
 
     def one(n: int):
         begin.wait()
         try:
-            return register(store, "Ann", n % 2).record.generation
+            return store_samples.register(store, "Ann", n % 2).record.generation
         except SpeakerExistsError:
             return None
 
@@ -95,7 +89,7 @@ def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
     given = [generation for each in answers for generation in each]
     registered = [generation for generation in given if generation is not None]
     assert len(registered) == len(set(registered)) == num_registered
-    store = opened(tmp_path)
+    store = store_samples.opened(tmp_path)
     assert store.num_speakers() == 1
     assert found(store, "ann").record.generation == max(registered)
     store.recover()  # what was replaced
@@ -104,8 +98,8 @@ def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
 
 
 def test_a_voice_that_is_deleted_by_one_server_is_gone_for_the_other(tmp_path):
-    one, other = opened(tmp_path), opened(tmp_path)
-    register(one, "Ann", 0)
+    one, other = store_samples.opened(tmp_path), store_samples.opened(tmp_path)
+    store_samples.register(one, "Ann", 0)
     assert other.find("Ann") is not None
     other.participants.join()
     deletion = one.registrations.delete("Ann")
@@ -115,17 +109,19 @@ def test_a_voice_that_is_deleted_by_one_server_is_gone_for_the_other(tmp_path):
     assert other.participants.deletions_to_confirm() == [deletion]
     other.participants.confirm(deletion.id)
     assert is_finished(one, "Ann")
-    assert traces(tmp_path, address(0)) == []
+    assert store_samples.traces(tmp_path, store_samples.address(0)) == []
     for store in (one, other):
         store.close()
 
 
 @pytest.mark.sqlite
 def test_hostile_names_are_names_like_others_in_the_order_of_code_points(tmp_path):
-    store = opened(tmp_path)
+    store = store_samples.opened(tmp_path)
     for name in HOSTILE:
         labels = {"said": name} if name.isprintable() else {"100%": ":n"}
-        store.registrations.register(voice(name, None, labels=labels), None)
+        store.registrations.register(
+            store_samples.voice(name, None, labels=labels), None
+        )
     names = [found(store, name).record.name for name in HOSTILE]
     assert names == list(HOSTILE)
     listed = store.records(Page(limit=99))
@@ -137,6 +133,6 @@ def test_hostile_names_are_names_like_others_in_the_order_of_code_points(tmp_pat
         behind = store.names(Page(limit=99, after=record.name))
         assert behind == [r.name for r in listed if r.name_key > record.name_key]
     for name in HOSTILE:
-        delete(store, name)
+        store_samples.delete(store, name)
     assert store.num_speakers() == 0
     store.close()

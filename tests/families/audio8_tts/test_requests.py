@@ -8,8 +8,8 @@ from vllm_omni.model_executor.models.audio8_tts.prompt_utils import (
 from tests.families.audio8_tts.case import CASE, Tokenizer
 from tests.in_process_workers import clip
 from tests.speaking import wav
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
@@ -22,7 +22,7 @@ async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(server):
     assert (await server.speak(voice="Ann", input="Hello  there.")).status_code == 200
     (made,) = server.engine.prompts
     told = made["additional_information"]
-    assert set(told) == {FIELD, rows.FIELD}
+    assert set(told) == {FIELD, prompts.ROWS}
     semantic = (codes[:, 0].astype(int) + FIRST_SEMANTIC_ID).tolist()
     ids, start, _, _ = build_voice_clone_prompt_ids(
         Tokenizer(), "Hello  there.", SPOKEN, semantic

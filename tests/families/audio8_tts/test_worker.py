@@ -3,6 +3,7 @@
 The rows of a reference are compared with the host's in the shared tests of those.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as hos
 
 from tests.families.audio8_tts.voices import FIRST, LAST, SPOKEN, TEXT, Bench
 from tests.families.runner import UNKNOWN
+from tests.sampling import greedy
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
 
 
@@ -43,36 +45,16 @@ def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(talker, bench, monkeypa
 
 
 def metadata(**changed):
-    nothing = SimpleNamespace(non_argmax_invariant=())
-    return SimpleNamespace(
-        **{
-            "max_num_logprobs": None,
-            "no_penalties": True,
-            "bad_words_token_ids": {},
-            "allowed_token_ids_mask": None,
-            "logitsprocs": nothing,
-            "temperature": None,
-            "all_greedy": True,
-            **changed,
-        }
-    )
+    return replace(greedy(2), **changed)
 
 
-@pytest.fixture
-def one_failed(talker, bench):
-    voice = bench.voice()
+def test_the_hosts_sampler_and_vllms_own_are_left_the_id_that_ends_it(talker, bench):
+    voice, expected = bench.voice(), [FAMILY.failure_id, FIRST + 5]
     bench.rows([("failing", voice, 0, len(voice.ids), {**voice.info, **UNKNOWN})])
     talker.set_batch_req_ids(["failing", "r"])
     logits = torch.full((2, LAST + 1), float("-inf"))
     logits[:, FIRST + 5] = 0.0
-    return logits
-
-
-def test_the_hosts_sampler_is_followed_by_the_id_that_ends_it(talker, one_failed):
-    sampled = talker.sample(one_failed, metadata()).sampled_token_ids
-    assert sampled.tolist() == [[FAMILY.failure_id], [FIRST + 5]]
-
-
-def test_vllms_own_sampler_is_left_that_id(talker, one_failed):
-    assert talker.sample(one_failed, metadata(no_penalties=False)) is None
-    assert one_failed.argmax(dim=-1).tolist() == [FAMILY.failure_id, FIRST + 5]
+    sampled = talker.sample(logits.clone(), metadata()).sampled_token_ids
+    assert sampled.flatten().tolist() == expected
+    assert talker.sample(logits, metadata(no_penalties=False)) is None
+    assert logits.argmax(dim=-1).tolist() == expected

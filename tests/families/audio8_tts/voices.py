@@ -17,7 +17,7 @@ from tests.in_process_workers import SpectrumEncoder, clip, worker_speakers
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
 from vllm_tts_cache.families.audio8_tts.prompt import PromptBuilder, SemanticCodes
 from vllm_tts_cache.families.audio8_tts.worker import CachedAudio8SlowAR
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,

@@ -84,11 +84,6 @@ def talker(own_checkpoint, codec, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def tokenizer():
-    return Tokenizer()
-
-
-@pytest.fixture
 def clips(talker):
     """Registered and encoded, of different lengths; with what names each."""
     clips = []
@@ -100,7 +95,8 @@ def clips(talker):
     return clips
 
 
-def hosts_info(tokenizer, request_id, audio, **options):
+def hosts_info(request_id, audio, **options):
+    tokenizer: Any = Tokenizer()
     made: Any = build_breeze_prompt(
         tokenizer,
         TEXT,
@@ -111,59 +107,62 @@ def hosts_info(tokenizer, request_id, audio, **options):
     return {**made["additional_information"], "global_request_id": [request_id]}
 
 
-def our_info(tokenizer, request_id, audio, ref, **changed):
-    builder = PromptBuilder(tokenizer)
+def our_info(request_id, audio, ref, **changed):
+    builder = PromptBuilder(Tokenizer())
     made = builder.clone(TEXT, SPOKEN, mode=IN_CONTEXT, clip=clip_of(audio))
     told = {**made["additional_information"], FIELD: ref.to_wire()}
     return {**told, "global_request_id": [request_id], **changed}
 
 
-def prepared(talker, infos, *, by: Any = CachedBreezeTalker):
+def preprocess(talker, infos, *, by: Any = CachedBreezeTalker):
     by.preprocess_batch(
         talker, req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
     )
+
+
+def prepared(talker, infos, **by):
+    preprocess(talker, infos, **by)
     return [info["breeze_prepared"]["embeds"] for info in infos.values()]
 
 
-def as_the_host(talker, infos):
-    return prepared(talker, infos, by=host.BreezeForConditionalGeneration)
+def as_the_host(talker, audio):
+    """Alone: the host encodes clips of one step together, padded to one length."""
+    infos = {"r": hosts_info("r", audio)}
+    (rows,) = prepared(talker, infos, by=host.BreezeForConditionalGeneration)
+    return rows
 
 
-def test_what_requests_begin_with_is_the_hosts(talker, tokenizer, clips):
-    ours = {f"r{n}": our_info(tokenizer, f"r{n}", *c) for n, c in enumerate(clips)}
+def test_what_requests_begin_with_is_the_hosts(talker, clips):
+    ours = {f"r{n}": our_info(f"r{n}", *c) for n, c in enumerate(clips)}
     made = prepared(talker, ours)
     for rows, (audio, _), info in zip(made, clips, ours.values(), strict=True):
-        # Alone: the host encodes clips of one step together, padded to one length.
-        alone = {"r": hosts_info(tokenizer, "r", audio)}
-        assert torch.equal(rows, as_the_host(talker, alone)[0])
+        assert torch.equal(rows, as_the_host(talker, audio))
         assert "reference_waveform" not in info
 
 
-def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(
-    talker, tokenizer, clips, monkeypatch
-):
+def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(talker, clips, monkeypatch):
     def refuse(*_):
         raise AssertionError("the host encodes")
 
     monkeypatch.setattr(talker.reference_encoder, "_compiled_encode", refuse)
-    prepared(talker, {"r": our_info(tokenizer, "r", *clips[0])})
+    prepared(talker, {"r": our_info("r", *clips[0])})
     assert "r" not in talker._failed_requests
     infos = {
-        "hosts": hosts_info(tokenizer, "hosts", clips[0][0]),
-        "ours": our_info(tokenizer, "ours", *clips[0]),
+        "hosts": hosts_info("hosts", clips[0][0]),
+        "ours": our_info("ours", *clips[0]),
     }
-    talker.preprocess_batch(
-        req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
-    )
+    preprocess(talker, infos)
     assert "hosts" in talker._failed_requests, "what the host raises fails it alone"
     assert "ours" not in talker._failed_requests
     assert "embeds" in infos["ours"]["breeze_prepared"]
 
 
-def test_a_request_that_no_adapter_built_fails_alone(talker, tokenizer, clips):
+def test_a_request_that_no_adapter_built_fails_alone(talker, clips):
     """As the host's own routes bring one: ids, and nothing to speak."""
-    infos = {"bare": {}, "ours": our_info(tokenizer, "ours", *clips[0])}
-    prepared(talker, infos)
+    named = {FIELD: clips[0][1].to_wire()}
+    infos = {"bare": {}, "named": named}
+    infos["ours"] = our_info("ours", *clips[0])
+    preprocess(talker, infos)
     talker.hidden_size = HIDDEN
     talker.lm_head = SimpleNamespace(weight=torch.zeros(1, HIDDEN))
     talker.model = SimpleNamespace(norm=talker.lm_head)
@@ -171,56 +170,45 @@ def test_a_request_that_no_adapter_built_fails_alone(talker, tokenizer, clips):
     bare = {**infos["bare"], "request_id": "bare", "_omni_is_prefill": True}
     _, rows, update = talker.preprocess(ids, None, **bare)
     assert rows.shape == (60, HIDDEN) and "breeze_state" in update
-    assert "bare" in talker._failed_requests
+    assert all(name in talker._failed_requests for name in ("bare", "named"))
     assert "ours" not in talker._failed_requests
 
 
-def test_a_waveform_is_still_the_hosts_to_encode(talker, tokenizer, clips):
+def test_a_waveform_is_still_the_hosts_to_encode(talker, clips):
     (first, ref), (second, _) = clips
+    tokenizer: Any = Tokenizer()
     plain: Any = build_breeze_prompt(tokenizer, TEXT)
     mixed = {
-        "r0": hosts_info(tokenizer, "r0", second),
-        "r1": our_info(tokenizer, "r1", first, ref),
-        "r2": {
-            **plain["additional_information"],
-            "global_request_id": ["r2"],
-        },
+        "r0": hosts_info("r0", second),
+        "r1": our_info("r1", first, ref),
+        "r2": {**plain["additional_information"], "global_request_id": ["r2"]},
     }
-    alone = [
-        as_the_host(talker, {"r": hosts_info(tokenizer, "r", audio)})[0]
-        for audio in (second, first)
-    ]
+    alone = [as_the_host(talker, audio) for audio in (second, first)]
     made = prepared(talker, mixed)
     assert torch.equal(made[0], alone[0])
     assert torch.equal(made[1], alone[1])
     assert len(made[2]) == len(mixed["r2"]["breeze_prompt"]["target_ids"])
 
 
-def test_both_branches_of_a_guided_request_have_the_voice(talker, tokenizer, clips):
+def test_both_branches_of_a_guided_request_have_the_voice(talker, clips):
     (audio, ref), _ = clips
     branch = "r" + CFG_UNCOND_SUFFIX
-    both = {
-        "r": our_info(tokenizer, "r", audio, ref),
-        branch: our_info(tokenizer, branch, audio, ref),
-    }
+    both = {"r": our_info("r", audio, ref), branch: our_info(branch, audio, ref)}
     both[branch]["breeze_prompt"]["role"] = "uncond"
     one, other = prepared(talker, both)
     assert torch.equal(one, other)
-    expected = as_the_host(talker, {"r": hosts_info(tokenizer, "r", audio)})
-    assert torch.equal(one, expected[0])
+    assert torch.equal(one, as_the_host(talker, audio))
 
 
 @pytest.mark.parametrize("lost", ["r", "r" + CFG_UNCOND_SUFFIX])
-def test_a_branch_fails_with_the_other_and_with_no_other(
-    talker, tokenizer, clips, lost
-):
+def test_a_branch_fails_with_the_other_and_with_no_other(talker, clips, lost):
     (audio, ref), (other, other_ref) = clips
     branch = "r" + CFG_UNCOND_SUFFIX
     # What the worker calls them is not what the client does.
     infos = {
-        "1": our_info(tokenizer, "r", audio, ref),
-        "2": our_info(tokenizer, branch, audio, ref),
-        "3": our_info(tokenizer, "neighbour", other, other_ref),
+        "1": our_info("r", audio, ref),
+        "2": our_info(branch, audio, ref),
+        "3": our_info("neighbour", other, other_ref),
     }
     infos["2"]["breeze_prompt"]["role"] = "uncond"
     infos["1" if lost == "r" else "2"][FIELD] = UNKNOWN[FIELD]
@@ -228,22 +216,17 @@ def test_a_branch_fails_with_the_other_and_with_no_other(
     assert [each in talker._failed_requests for each in infos] == [True, True, False]
 
 
-def test_a_request_that_goes_on_is_left_alone(talker, tokenizer, clips):
+def test_a_request_that_goes_on_is_left_alone(talker, clips):
     (audio, ref), _ = clips
-    info = our_info(tokenizer, "r", audio, ref, breeze_state={})
-    CachedBreezeTalker.preprocess_batch(
-        talker, req_ids=["r"], model_intermediate_buffer={"r": info}, device=CPU
-    )
+    info = our_info("r", audio, ref, breeze_state={})
+    preprocess(talker, {"r": info})
     assert "breeze_prepared" not in info
 
 
-def test_nothing_is_heard_of_a_request_that_fails(talker, tokenizer, clips):
+def test_nothing_is_heard_of_a_request_that_fails(talker, clips):
     """Its first frame went on before the id that is forced ended it."""
     (audio, ref), _ = clips
-    infos = {
-        "1": our_info(tokenizer, "one", audio, ref),
-        "2": our_info(tokenizer, "two", audio, ref),
-    }
+    infos = {"1": our_info("one", audio, ref), "2": our_info("two", audio, ref)}
     infos["1"][FIELD] = UNKNOWN[FIELD]
     prepared(talker, infos)
     greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -273,11 +256,11 @@ def test_nothing_is_heard_of_a_request_that_fails(talker, tokenizer, clips):
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "of another length", "out of range"])
-def test_one_request_fails_alone(talker, tokenizer, clips, wrong):
+def test_one_request_fails_alone(talker, clips, wrong):
     (audio, ref), (other, other_ref) = clips
     infos = {
-        "r": our_info(tokenizer, "r", audio, ref),
-        "neighbour": our_info(tokenizer, "neighbour", other, other_ref),
+        "r": our_info("r", audio, ref),
+        "neighbour": our_info("neighbour", other, other_ref),
     }
     speakers = talker.tts_cache_speakers
     if wrong == "unknown":
@@ -296,8 +279,7 @@ def test_one_request_fails_alone(talker, tokenizer, clips, wrong):
         + 1
         for i in infos.values()
     ]
-    expected = as_the_host(talker, {"n": hosts_info(tokenizer, "n", other)})
-    assert torch.equal(made[1], expected[0])
+    assert torch.equal(made[1], as_the_host(talker, other))
     assert "r" in talker._failed_requests
     assert "neighbour" not in talker._failed_requests
     logits = torch.zeros(2, VOCAB + 1)

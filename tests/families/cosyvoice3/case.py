@@ -59,10 +59,7 @@ CASE = Case(
         SPEAKER: lambda _audio: {SPEAKER: np.zeros(192, np.float32)},
     },
     message_bytes_per_second=25.0,  # a placeholder for each speech token
-    short_of_kv={
-        "enable_chunked_prefill": True,
-        "max_num_batched_tokens": 128,
-    },
+    short_of_kv={"enable_chunked_prefill": True, "max_num_batched_tokens": 128},
     does=frozenset({"streams"}),
     refused=(
         (NAMED, "needs the transcript"),

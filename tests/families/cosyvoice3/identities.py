@@ -2,24 +2,22 @@
 
 from tests.families.cases import Identity
 from vllm_tts_cache.families.cosyvoice3 import encoders, features
-from vllm_tts_cache.families.networks import onnx
 
 _OURS = ("REVISION", "RESAMPLER")
-_RUNTIME = {onnx: ("VERSION", "NUM_THREADS")}
+_RUNTIME = ("VERSION", "NUM_THREADS")
 
 IDENTITIES = {
     "speech_tokens": Identity(
         network="s3 tokenizer v3",
         config=(),
         constants={
-            encoders: (*_OURS, "TOKENIZER_RATE_HZ"),
+            encoders: (*_OURS, "TOKENIZER_RATE_HZ", *_RUNTIME),
             features: (
                 "TOKENIZER_FFT",
                 "TOKENIZER_HOP",
                 "TOKENIZER_MELS",
                 "TOKENIZER_RANGE",
             ),
-            **_RUNTIME,
         },
     ),
     "mel": Identity(
@@ -34,9 +32,8 @@ IDENTITIES = {
         network="campplus",
         config=(),
         constants={
-            encoders: (*_OURS, "TOKENIZER_RATE_HZ"),
+            encoders: (*_OURS, "TOKENIZER_RATE_HZ", *_RUNTIME),
             features: ("SPEAKER_MELS",),
-            **_RUNTIME,
         },
     ),
 }

@@ -10,17 +10,13 @@ import pytest
 import torch
 from onnx import load, save
 
-from tests.families.clip import noisy_tone
+from tests.families.clip import noisy_tone as audio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.cosyvoice3 import encoders as ours
 from vllm_tts_cache.families.cosyvoice3.encoders import load_reference_encoders
-from vllm_tts_cache.families.networks import onnx
 
 CPU = torch.device("cpu")
 FILES = ("speech_tokenizer_v3.onnx", "campplus.onnx")
-
-
-def audio(num_samples, rate_hz=16_000, seed=0):
-    return noisy_tone(num_samples, rate_hz, seed)
 
 
 def fingerprints(directory):
@@ -54,8 +50,7 @@ def test_no_thread_is_started_so_the_encode_threads_manners_hold(
     own_checkpoint, policy
 ):
     """A pool of the runtime's own would compute beside decoding, and not give way."""
-    started = []
-    own = set()
+    started, own = [], set()
 
     def work():
         own.add(str(threading.get_native_id()))
@@ -96,12 +91,8 @@ def test_each_file_is_in_the_fingerprint_of_its_own_encoder_only(copy, name):
 @pytest.mark.parametrize("name", FILES)
 def test_weights_beside_a_file_are_refused(copy, name):
     """No fingerprint would know of a change in them."""
-    save(
-        load(copy / name),
-        copy / name,
-        save_as_external_data=True,
-        location="weights.bin",
-    )
+    beside = {"save_as_external_data": True, "location": "weights.bin"}
+    save(load(copy / name), copy / name, **beside)
     assert (copy / "weights.bin").stat().st_size > 0
     with pytest.raises(CheckpointError, match=f"{name}: .*another file"):
         load_reference_encoders(copy, CPU)
@@ -126,7 +117,7 @@ def test_a_network_of_other_inputs_is_refused(copy):
 def test_what_is_no_code_or_vector_is_an_error_of_the_clip(
     encoders, monkeypatch, name, spoiled, says
 ):
-    monkeypatch.setattr(onnx.OnnxNetwork, "__call__", lambda *_: spoiled)
+    monkeypatch.setattr(ours.OnnxNetwork, "__call__", lambda *_: spoiled)
     with pytest.raises(EncodeError, match=says):
         encoders[name].encode(audio(16_000))
 

@@ -15,14 +15,10 @@ from vllm_omni.model_executor.models.cosyvoice3.utils import (
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.families.cosyvoice3.case import CASE
-from tests.families.serving import message
-from tests.speaking import wav
+from tests.families.serving import ann, message
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY
-from vllm_tts_cache.families.cosyvoice3.positions import (
-    num_used_tokens,
-)
-from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
-from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
+from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS, load_tokenizer
 from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
@@ -38,18 +34,11 @@ def tokenizer(own_checkpoint):
     return load_tokenizer(str(own_checkpoint), None, config)
 
 
-def told(server):
-    return [prompt["additional_information"] for prompt in server.engine.prompts]
-
-
-def modes(server):
-    """The mode of each request that reached the engine."""
-    return [info[MODE] for info in told(server)]
-
-
-async def ann(server, **fields):
-    answer = await server.register("Ann", wav(), **fields)
+async def spoken(server, **fields):
+    """What the engine is told of Ann's."""
+    answer = await server.speak(voice="Ann", **fields)
     assert answer.status_code == 200, answer.text
+    return server.engine.prompts[-1]["additional_information"]
 
 
 def ids_of(tokenizer, *texts):
@@ -90,11 +79,9 @@ async def test_each_mode_says_what_the_official_examples_say(server, tokenizer):
         ),
         "instruct": (INSTRUCTED, [f"{SYSTEM} {MANNER}{MARK}", "Hello."]),
     }
-    for fields, _ in cases.values():
-        answer = await server.speak(voice="Ann", **fields)
-        assert answer.status_code == 200, answer.text
-    assert modes(server) == list(cases)
-    for info, (_, texts) in zip(told(server), cases.values(), strict=True):
+    for mode, (fields, texts) in cases.items():
+        info = await spoken(server, **fields)
+        assert info[MODE] == mode
         assert [*chain(*info[TEXT_IDS])] == ids_of(tokenizer, *texts)
     longest, *others = (len(p["prompt_token_ids"]) for p in server.engine.prompts)
     assert all(longest > length for length in others), "codes are told in one mode"
@@ -108,9 +95,8 @@ async def test_a_text_that_has_the_mark_is_taken_as_it_is(server, tokenizer):
         ({"input": f"{own}Hello."}, [f"{own}Hello."]),
         ({"instructions": own}, [own, "Hello."]),
     ):
-        answer = await server.speak(voice="Ann", **fields)
-        assert answer.status_code == 200, answer.text
-        assert [*chain(*told(server)[-1][TEXT_IDS])] == ids_of(tokenizer, *texts)
+        info = await spoken(server, **fields)
+        assert [*chain(*info[TEXT_IDS])] == ids_of(tokenizer, *texts)
 
 
 async def test_instructions_choose_their_mode_unless_the_request_names_another(server):
@@ -124,9 +110,7 @@ async def test_instructions_choose_their_mode_unless_the_request_names_another(s
         ({**INSTRUCTED, "extra_params": {"clone_mode": None}}, "instruct"),
         ({"instructions": " "}, "cross_lingual"),
     ):
-        answer = await server.speak(voice="Ann", **fields)
-        assert answer.status_code == 200, answer.text
-        assert modes(server)[-1] == mode
+        assert (await spoken(server, **fields))[MODE] == mode
     # One clip, encoded once for all of them.
     assert server.encodes == dict.fromkeys(FAMILY.encoders, 1)
 
@@ -148,8 +132,7 @@ async def test_a_speech_is_as_long_as_officially(server, tokenizer, monkeypatch)
         (INSTRUCTED, "Hello."),
         ({"extra_params": {"clone_mode": "cross_lingual"}}, whole),
     ):
-        answer = await server.speak(voice="Ann", **fields)
-        assert answer.status_code == 200, answer.text
+        await spoken(server, **fields)
         num_ids = len(tokenizer.encode(said))
         found = seen[-1].min_tokens, seen[-1].max_tokens
         assert found == (2 * num_ids, 20 * num_ids)
@@ -173,6 +156,8 @@ async def test_a_clip_that_the_official_code_refuses_is_refused_by_every_way(ser
         await server.speak(voice="low"),
     ):
         assert "16000 Hz or more" in message(answer)
+    shown = (await server.client.get("/v1/audio/voices/low")).json()
+    assert shown["cache_status"] == "unsupported"
     assert server.encodes == dict.fromkeys(FAMILY.encoders, 0)
 
 

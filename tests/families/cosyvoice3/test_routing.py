@@ -21,7 +21,7 @@ from vllm_omni.worker.gpu_ar_model_runner import _ensure_tensor_values
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
 from tests.families.runner import parts_of
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, INSTRUCT, ZERO_SHOT
-from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.prompt import load_tokenizer
 from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNK = 15
@@ -33,7 +33,7 @@ CONNECTOR = SimpleNamespace(
 
 @pytest.fixture(scope="module", autouse=True)
 def tells_once(talker):
-    talker._tells_once = True  # as in a server, whose stage sends in chunks
+    talker._sends_once = True  # as in a server, whose stage sends in chunks
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,12 @@ def voices(talker):
 def ours(own_checkpoint):
     config = CosyVoice3Config()
     return Prompts(load_tokenizer(str(own_checkpoint), None, config))
+
+
+@pytest.fixture
+def requests(voices, ours):
+    """One of each voice, in zero-shot."""
+    return [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
 
 
 def outputs_of(talker, requests):
@@ -97,16 +103,13 @@ class Sender:
 
 
 def assert_is(told, voice):
-    expected = voice.used()
-    assert torch.equal(told.speech_token, expected["speech_token"])
-    assert torch.equal(told.speech_feat, expected["speech_feat"])
-    assert torch.equal(told.embedding, expected["embedding"])
+    for name, tensor in voice.used().items():
+        assert torch.equal(getattr(told, name), tensor)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_so_it_is_in_any_order_and_in_any_chunks(talker, voices, ours, order):
+def test_so_it_is_in_any_order_and_in_any_chunks(talker, voices, requests, order):
     """A new request may come before a running one, where another has just ended."""
-    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
     sender = Sender()
     running = requests[order[0]]
     running.step(talker)
@@ -142,9 +145,8 @@ def test_a_mode_that_tells_the_talker_nothing_tells_the_decoder_all(
 
 
 def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
-    talker, voices, ours
+    talker, voices, requests
 ):
-    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
     requests[0].info[FIELD] = ["0" * 64, "registered"]
     sender = Sender()
     for request in requests:
@@ -160,11 +162,11 @@ def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
     assert not told.embedding.any()
 
 
-def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(talker, voices, ours):
+def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(
+    talker, voices, requests
+):
     """A mel of 30 s is half a megabyte, and others begin beside a request often."""
-    running, new = (
-        Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices[:2])
-    )
+    running, new, _ = requests
     running.step(talker)
     running.step(talker, ids=torch.tensor([5], dtype=torch.int32))
     new.step(talker, 20)
@@ -180,10 +182,11 @@ def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(talker, voices, o
         running.step(talker, ids=torch.tensor([6], dtype=torch.int32))
 
 
-def test_without_chunks_the_decoder_is_told_the_same(talker, voices, ours, monkeypatch):
+def test_without_chunks_the_decoder_is_told_the_same(
+    talker, voices, requests, monkeypatch
+):
     """In the whole-payload mode stock has one request's replaced by another's."""
-    monkeypatch.setattr(talker, "_tells_once", False)
-    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
+    monkeypatch.setattr(talker, "_sends_once", False)
     requests[0].step(talker)
     as_sent(outputs_of(talker, requests[:1]), 1)
     requests[0].step(talker, ids=torch.tensor([5], dtype=torch.int32))

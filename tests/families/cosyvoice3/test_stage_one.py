@@ -15,11 +15,8 @@ from vllm_omni.model_executor.models.output_templates import OmniOutput
 
 from tests.families.cosyvoice3.case import DECODER_STAGE
 from tests.real_talker import loaded
-from vllm_tts_cache.families.cosyvoice3.noise import (
-    MAX_FRAMES,
-    NUM_MELS,
-)
 from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
+from vllm_tts_cache.families.cosyvoice3.worker import MAX_FRAMES, NUM_MELS
 from vllm_tts_cache.speaker.reference import FIELD
 
 PROMPT = {FIELD: ["0" * 64, "registered"], MODE: "zero_shot", TEXT_IDS: [[1], [2]]}

@@ -24,7 +24,7 @@ from vllm_tts_cache.families.cosyvoice3.family import (
     INSTRUCT,
     ZERO_SHOT,
 )
-from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.prompt import load_tokenizer
 from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNKS = (1, 7, 16, 64)
@@ -144,8 +144,11 @@ def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
 
 
 def failing(talker, *names):
-    dtype = talker.talker.llm_decoder.weight.dtype
-    return forced(talker, FAMILY.failure_id, 128, names, dtype)
+    return forced(talker, FAMILY.failure_id, 128, names, dtype_of(talker))
+
+
+def dtype_of(talker):
+    return talker.talker.llm_decoder.weight.dtype
 
 
 SPOILED = {
@@ -217,9 +220,7 @@ def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours):
     """It is not vLLM's: it looks back, and takes the likeliest few."""
     prefill(talker, ours(voice, ZERO_SHOT), **UNKNOWN)
     talker.set_batch_req_ids(["neighbour", "request"])
-    dtype = talker.talker.llm_decoder.weight.dtype
-    hidden = torch.randn(2, 128).to(dtype)
-    logits = talker.compute_logits(hidden)
+    logits = talker.compute_logits(torch.randn(2, 128).to(dtype_of(talker)))
     sampling = replace(drawing(2, {}), top_p=torch.full((2,), 0.8))
     output = talker.sample(logits, replace(sampling, top_k=torch.full((2,), 25)))
     neighbours, failed = output.sampled_token_ids.flatten().tolist()
@@ -229,8 +230,7 @@ def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours):
 
 @torch.inference_mode()
 def test_nothing_samples_the_failure_id_by_chance(talker):
-    dtype = talker.talker.llm_decoder.weight.dtype
-    logits = talker.compute_logits(torch.randn(64, 128).to(dtype))
+    logits = talker.compute_logits(torch.randn(64, 128).to(dtype_of(talker)))
     finite = set(logits.isfinite().any(dim=0).nonzero().flatten().tolist())
     assert finite == {*range(6_561), 6_562}
     assert FAMILY.failure_id is not None and FAMILY.failure_id not in finite

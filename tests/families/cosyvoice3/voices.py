@@ -16,8 +16,11 @@ from vllm_tts_cache.families.cosyvoice3.family import (
     ZERO_SHOT,
 )
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens, used_tokens
-from vllm_tts_cache.families.cosyvoice3.prompt import PromptBuilder, texts_of
-from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.prompt import (
+    PromptBuilder,
+    load_tokenizer,
+    texts_of,
+)
 
 RATE_HZ = 24_000
 TEXT = "The keeper counts the ships, and then counts them again."

@@ -3,21 +3,15 @@
 from dataclasses import asdict
 
 from tests.families.cases import Identity, Section
-from vllm_tts_cache.families.fish_speech import encoders
-from vllm_tts_cache.families.fish_speech.codec import RELEASED
+from vllm_tts_cache.families.fish_speech import codec, encoders
 
 IDENTITIES = {
     "codec": Identity(
         network="fish s2 dac",
-        config=(Section(file="codec.json", values=asdict(RELEASED)),),
+        config=(Section(file="codec.json", values=asdict(codec.RELEASED)),),
         constants={
-            encoders: (
-                "REVISION",
-                "RESAMPLER",
-                "SAMPLE_RATE_HZ",
-                "SAMPLES_PER_FRAME",
-                "NUM_CODEBOOKS",
-            )
+            encoders: ("REVISION", "RESAMPLER"),
+            codec: ("SAMPLE_RATE_HZ", "SAMPLES_PER_FRAME", "NUM_CODEBOOKS"),
         },
     )
 }

@@ -9,11 +9,7 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_existing
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.does("codes_in_prompt"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.does("codes_in_prompt")]
 
 SPOKEN = "These are the words of the reference."
 TEXT = "Hello there."
@@ -65,4 +61,4 @@ def store_crafted(directory, of_sha, for_sha, *, fingerprint):
         assert found is not None
         codes = found["codes"].copy()
         codes[:, 1:] = (codes[:, 1:] + 511) % 1_024
-        assert store.publish(keys[1], Encoding({"codes": codes}))
+        assert store.writer.publish(keys[1], Encoding({"codes": codes}))

@@ -1,6 +1,7 @@
 """The Fish Speech reference encoder: the host's codes, and nothing but its codec."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,24 +11,17 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
     precompute_freqs_cis,
 )
 
-from tests.codec_names import old_names
 from tests.families.clip import noisy_tone
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.fish_speech.codec import (
-    build_sized_codec,
-    read_sizes,
-)
+from vllm_tts_cache.families.fish_speech.codec import build_sized_codec, read_sizes
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.networks.dac.encoder import DACEncoder
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 CPU = torch.device("cpu")
-
-
-def audio(num_samples, rate_hz=44_100, seed=0):
-    return noisy_tone(num_samples, rate_hz, seed)
+audio = partial(noisy_tone, rate_hz=44_100)
 
 
 def load(directory) -> DACEncoder:
@@ -70,9 +64,8 @@ class CodecFile:
         self.tensors = torch.load(original / "codec.pth")["generator"]
 
     def save(self, state=None):
-        torch.save(
-            self.tensors if state is None else state, self.directory / "codec.pth"
-        )
+        state = self.tensors if state is None else state
+        torch.save(state, self.directory / "codec.pth")
         return self.directory
 
 
@@ -85,7 +78,7 @@ def codec_file(own_checkpoint, tmp_path):
 def test_several_clips_are_encoded_each_by_itself(encoder, host_codes, rate_hz):
     """No frame of one depends on another, and each may end with half a frame."""
     lengths = (round(1.3 * rate_hz) | 1, rate_hz, round(1.1 * rate_hz))
-    clips = [audio(n, rate_hz, seed) for seed, n in enumerate(lengths)]
+    clips = [audio(n, rate_hz=rate_hz, seed=seed) for seed, n in enumerate(lengths)]
     together = codes_of(encoder, ReferenceAudio.joined(clips))
     alone = [codes_of(encoder, clip) for clip in clips]
     assert together.tobytes() == np.concatenate(alone).tobytes()
@@ -109,7 +102,7 @@ def test_codes_equal_the_hosts_with_the_released_sizes(tmp_path, monkeypatch):
     checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")
     for name in ("trunc_normal_", "kaiming_uniform_", "normal_", "uniform_"):
         monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
-    clip = audio(48_001, 48_000)
+    clip = audio(48_001, rate_hz=48_000)
     expected = host.encode_reference_audio_codes(
         str(checkpoint), clip.samples.copy(), 48_000, device="cpu"
     ).numpy()
@@ -140,18 +133,30 @@ def test_audio_past_the_networks_positions_is_refused_before_it_runs(encoder):
 # What codec.pth may look like
 
 
+WEIGHT_NORMS = (
+    (".weight_g", ".parametrizations.weight.original0"),
+    (".weight_v", ".parametrizations.weight.original1"),
+)
+
+
+def renamed(tensors, names):
+    """With the ends of names replaced."""
+    for found, wanted in names:
+        tensors = {name.replace(found, wanted): t for name, t in tensors.items()}
+    return tensors
+
+
 def new_names(tensors):
-    return {
-        name.replace(".weight_g", ".parametrizations.weight.original0").replace(
-            ".weight_v", ".parametrizations.weight.original1"
-        ): tensor
-        for name, tensor in tensors.items()
-    }
+    return renamed(tensors, WEIGHT_NORMS)
+
+
+def old_names(tensors):
+    return renamed(tensors, [(new, old) for old, new in WEIGHT_NORMS])
 
 
 def training_names(tensors):
-    renamed = {f"generator.{name}": tensor for name, tensor in tensors.items()}
-    return {**renamed, "discriminator.weight": torch.zeros(3)}
+    named = {f"generator.{name}": tensor for name, tensor in tensors.items()}
+    return {**named, "discriminator.weight": torch.zeros(3)}
 
 
 def with_buffers(tensors):
@@ -182,16 +187,12 @@ SPELLINGS = {
 def test_every_spelling_loads_as_the_same_encoder(codec_file, encoder, spelling):
     directory, state = codec_file.directory, spelling(codec_file.tensors)
     for is_archive in (True, False):  # the latter is an older form
-        torch.save(
-            state,
-            directory / "codec.pth",
-            _use_new_zipfile_serialization=is_archive,
-        )
+        path = directory / "codec.pth"
+        torch.save(state, path, _use_new_zipfile_serialization=is_archive)
         loaded = load(directory)
         assert loaded.fingerprint == encoder.fingerprint
-    assert np.array_equal(
-        codes_of(loaded, audio(44_100)), codes_of(encoder, audio(44_100))
-    )
+    given = audio(44_100)
+    assert np.array_equal(codes_of(loaded, given), codes_of(encoder, given))
 
 
 def test_other_rotary_frequencies_in_the_file_are_used_and_make_it_another_encoder(
@@ -250,9 +251,8 @@ def test_what_is_left_over_in_the_file_changes_nothing(
 ):
     loaded = load(codec_file.save({**codec_file.tensors, **extra}))
     assert loaded.fingerprint == encoder.fingerprint
-    assert np.array_equal(
-        codes_of(loaded, audio(44_100)), codes_of(encoder, audio(44_100))
-    )
+    given = audio(44_100)
+    assert np.array_equal(codes_of(loaded, given), codes_of(encoder, given))
     [name] = extra
     assert [m.endswith(f"left out: {name}") for m in plugin_log.messages] == [
         True for value in extra.values() if isinstance(value, torch.Tensor)

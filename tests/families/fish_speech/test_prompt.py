@@ -25,7 +25,6 @@ OTHER_KEYS = [
     EncodingKey(audio_sha256="b" * 64, encoder_fingerprint="f" * 64),
     EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="e" * 64),
 ]
-BLOCK = 32
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +94,9 @@ def official_ids(tokenizer, text, clips, first_semantic_id):
         for index, (said, _) in enumerate(clips)
     ]
     all_codes = np.concatenate([codes for _, codes in clips], axis=0)
-    before = (
-        "convert the provided text to speech reference to the following:\n\nText:\n"
-    )
     parts = [
         "<|im_start|>system\n",
-        before,
+        "convert the provided text to speech reference to the following:\n\nText:\n",
         "\n".join(tagged),
         "\n\nSpeech:\n<|audio_start|>",
         [first_semantic_id + int(code) for code in all_codes[:, 0]],
@@ -152,16 +148,11 @@ def test_the_memory_of_kept_voices_is_what_they_say(builder, num_frames, num_cha
     assert 0.7 * taken <= sum(part.num_bytes for part in kept.values()) <= 1.5 * taken
 
 
-@pytest.mark.parametrize("key", OTHER_KEYS, ids=["audio", "encoder"])
-def test_another_audio_or_encoder_has_another_salt(builder, key):
-    salts = {builder.clone("Hi.", "spoken words", k, codes(9)).salt for k in (KEY, key)}
-    assert len(salts) == 2
+def test_all_that_decides_a_voice_has_another_salt_but_its_spelling_does_not(builder):
+    def salt(ref_text, key=KEY):
+        return builder.clone("Hi.", ref_text, key, codes(9)).salt
 
-
-def test_another_transcript_has_another_salt_but_its_spelling_does_not(builder):
-    def salt(ref_text):
-        return builder.clone("Hi.", ref_text, KEY, codes(9)).salt
-
-    assert salt("spoken words") != salt("other words")
+    others = [salt("spoken words", key) for key in OTHER_KEYS]
+    assert len({*others, salt("spoken words"), salt("other words")}) == 4
     # Both spellings of a speaker tag; and the tag that is added to a text without.
     assert salt("<speaker:0>words") == salt("<|speaker:0|>words") == salt("words")

@@ -8,7 +8,7 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
 )
 
 from vllm_tts_cache.errors import InvalidSpeakerError
-from vllm_tts_cache.families.fish_speech.text import (
+from vllm_tts_cache.families.fish_speech.prompt import (
     checked_text,
     control_tokens,
     transcript,

@@ -10,7 +10,7 @@ from tests.families.runner import as_the_runner_says, forced, merge, remember
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
-from vllm_tts_cache.families.networks import rows
+from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import EncodingKey
 
@@ -48,7 +48,7 @@ class Voice:
         self.where = prompt.reference
         self.info = {
             FIELD: self.ref.to_wire(),
-            rows.FIELD: prompt.reference.to_wire(),
+            prompts.ROWS: prompt.reference.to_wire(),
         }
 
     def remember(self, *, codec):
@@ -101,16 +101,33 @@ class Bench:
         return forced(self.talker, FAMILY.failure_id, 256, names)
 
 
+def computed_once(forward):
+    """The host's fast AR, most of a step's time: tests give it the same steps again."""
+    known = {}
+
+    def frame(*, generator, **given):
+        said = [v.tolist() if torch.is_tensor(v) else v for v in given.values()]
+        key = repr(said), generator.get_state().numpy().tobytes()
+        if key not in known:
+            known[key] = forward(generator=generator, **given), generator.get_state()
+        codes, state = known[key]
+        generator.set_state(state)
+        return codes.clone()
+
+    return frame
+
+
 class Speech:
     """Of a slow AR, in the shared tests of preemption."""
 
     processor = "slow_ar_to_dac_decoder_async_chunk"
-    num_blocks = 32  # one of them is the null block
+    num_blocks = 20  # one of them is the null block
     # So many frames of each have the same first code, as silence has.
     num_silent = 40
 
     def __init__(self, talker, _checkpoint):
         self.talker = talker
+        talker.fast_ar.forward = computed_once(talker.fast_ar.forward)
         self.connector = {
             "codec_chunk_frames": 5,
             "codec_left_context_frames": 5,
@@ -119,7 +136,7 @@ class Speech:
         voices = [Voice(talker, random_codes(40 + 9 * i, seed=i)) for i in range(3)]
         self.prompts = [
             (v.ids.tolist(), v.info, {"cache_salt": v.ref.audio_sha256})
-            for v in (voices[number % 3] for number in range(7))
+            for v in (voices[number % 3] for number in range(5))
         ]  # two of a voice and text among them
         texts = talker._get_tokenizer().encode("The keeper counts the ships.")
         self.prompts[3] = (texts, {}, {})

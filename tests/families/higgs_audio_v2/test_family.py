@@ -6,12 +6,8 @@ import torch
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.higgs_audio_v2 import family
 from vllm_tts_cache.families.higgs_audio_v2.encoders import load_reference_encoders
-from vllm_tts_cache.families.higgs_audio_v2.family import (
-    FAMILY,
-    TOKENIZER_VARIABLES,
-    tokenizer_folder,
-)
 from vllm_tts_cache.families.higgs_audio_v3.encoders import (
     load_reference_encoders as load_those_of_v3,
 )
@@ -25,7 +21,7 @@ def nothing_elsewhere(monkeypatch, tmp_path):
     """No tokenizer on this machine but what a test puts there."""
     from huggingface_hub import constants
 
-    for variable in TOKENIZER_VARIABLES:
+    for variable in family.TOKENIZER_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
@@ -40,23 +36,23 @@ def bare(tmp_path):
 
 
 def test_it_is_found_in_the_checkpoint(own_checkpoint):
-    found = tokenizer_folder(own_checkpoint)
+    found = family.tokenizer_folder(own_checkpoint)
     assert found == own_checkpoint / "audio_tokenizer"
-    assert FAMILY.clones(own_checkpoint) is None
+    assert family.FAMILY.clones(own_checkpoint) is None
 
 
-@pytest.mark.parametrize("variable", TOKENIZER_VARIABLES)
+@pytest.mark.parametrize("variable", family.TOKENIZER_VARIABLES)
 @pytest.mark.parametrize("part", ["", "audio_tokenizer"])
 def test_it_is_found_where_a_variable_says(
     own_checkpoint, bare, monkeypatch, variable, part
 ):
     monkeypatch.setenv(variable, str(own_checkpoint / part))
-    assert tokenizer_folder(bare) == own_checkpoint / "audio_tokenizer"
+    assert family.tokenizer_folder(bare) == own_checkpoint / "audio_tokenizer"
 
 
 def test_without_one_it_says_what_to_download(bare):
-    assert tokenizer_folder(bare) is None
-    reason = FAMILY.clones(bare)
+    assert family.tokenizer_folder(bare) is None
+    reason = family.FAMILY.clones(bare)
     assert reason is not None and "k2-fsa/OmniVoice" in reason
     with pytest.raises(CheckpointError, match="Download audio_tokenizer/"):
         load_reference_encoders(bare, CPU)
@@ -67,7 +63,7 @@ def test_a_folder_of_something_else_is_none(bare):
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "encodec"}')
     (folder / "model.safetensors").write_bytes(b"")
-    assert tokenizer_folder(bare) is None
+    assert family.tokenizer_folder(bare) is None
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from vllm_omni.model_executor.models.higgs_audio_v2 import (
 
 from tests.speaking import wav
 from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
@@ -26,7 +26,7 @@ async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(
     assert (await server.speak(voice="Ann")).status_code == 200
     (made,) = server.engine.prompts
     told = made["additional_information"]
-    assert set(told) == {FIELD, rows.FIELD}
+    assert set(told) == {FIELD, prompts.ROWS}
     assert len(json.dumps(told)) < 200
     where = ReferenceRows.from_info(told)
     codes = torch.zeros(8, where.num_rows - NUM_ADDED_ROWS, dtype=torch.long)

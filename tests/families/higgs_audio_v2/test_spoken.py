@@ -70,25 +70,15 @@ def num_begun(frame):
     return int((frame != BOS).sum())
 
 
-def three_of_which_the_first_ends(batch, num_steps):
-    """``c`` moves into the row of ``a`` with the next step; returns what is fed then.
-
-    Args:
-        batch: Of nobody yet.
-        num_steps: Of ``c`` alone before the others come, which makes it the longest.
-    """
+@pytest.mark.parametrize("num_steps", [0, 3], ids=["as long", "longer"])
+def test_one_that_moves_goes_on_from_its_own(batch, num_steps):
     for _ in range(num_steps):
         batch.step("c")
     for _ in range(4):
         batch.step("a", "b", "c")
     lasts = {name: batch.last(name) for name in "abc"}
     batch.end("a")
-    return batch.step("c", "b"), lasts
-
-
-@pytest.mark.parametrize("num_steps", [0, 3], ids=["as long", "longer"])
-def test_one_that_moves_goes_on_from_its_own(batch, num_steps):
-    (c, b), lasts = three_of_which_the_first_ends(batch, num_steps)
+    c, b = batch.step("c", "b")  # with which it moves into the row of the first
     assert torch.equal(c, lasts["c"]) and torch.equal(b, lasts["b"])
     assert not torch.equal(lasts["a"], lasts["c"])
     begun = [num_begun(frame) for frame in batch.frames["c"]]
@@ -106,18 +96,12 @@ def test_one_that_sat_a_step_out_goes_on_from_its_own(batch):
     assert not torch.equal(a, b)
 
 
-def beside_a_newcomer(batch):
-    """A newcomer takes the row before one that speaks; what that one is fed."""
+def test_beside_a_prefill_it_goes_on_from_its_own(batch):
     for _ in range(4):
         batch.step("a", "b")
     last = batch.last("b")
     batch.end("a")
-    _, b = batch.step("newcomer", "b")
-    return b, last
-
-
-def test_beside_a_prefill_it_goes_on_from_its_own(batch):
-    b, last = beside_a_newcomer(batch)
+    _, b = batch.step("newcomer", "b")  # which takes the row before it
     assert torch.equal(b, last)
 
 

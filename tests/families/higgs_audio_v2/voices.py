@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from vllm_omni.model_executor.models.higgs_audio_v2 import (
-    higgs_audio_v2_talker as host,
-)
+from vllm_omni.model_executor.models.higgs_audio_v2 import higgs_audio_v2_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer import (
     _build_delay_pattern,
 )

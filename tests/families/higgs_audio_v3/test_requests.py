@@ -9,10 +9,10 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
     HiggsAudioV3TokenizerAdapter,
 )
 
-from tests.speaking import wav
+from tests.families.serving import ann
 from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
@@ -24,19 +24,13 @@ def hosts(own_checkpoint):
     return HiggsAudioV3TokenizerAdapter(tokenizer)
 
 
-async def ann(server, seconds=None, **fields):
-    clip = wav() if seconds is None else wav(seconds=seconds)
-    answer = await server.register("Ann", clip, **fields)
-    assert answer.status_code == 200, answer.text
-
-
 @pytest.mark.parametrize("spoken", [None, SPOKEN])
 async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(server, hosts, spoken):
     await ann(server, **({} if spoken is None else {"ref_text": spoken}))
     assert (await server.speak(voice="Ann")).status_code == 200
     (made,) = server.engine.prompts
     told = made["additional_information"]
-    assert set(told) == {FIELD, rows.FIELD}
+    assert set(told) == {FIELD, prompts.ROWS}
     where = ReferenceRows.from_info(told)
     expected = hosts.build_prompt(
         "Hello.", num_ref_tokens=where.num_rows, reference_text=spoken

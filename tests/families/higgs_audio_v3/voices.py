@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoTokenizer
-from vllm_omni.model_executor.models.higgs_audio_v3 import (
-    higgs_audio_v3_talker as host,
-)
+from vllm_omni.model_executor.models.higgs_audio_v3 import higgs_audio_v3_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     apply_delay_pattern,
 )

@@ -5,11 +5,7 @@ import json
 import numpy as np
 
 from tests.families.cases import Case
-from vllm_tts_cache.families.omnivoice.family import (
-    CODEC_ENCODER,
-    FAMILY,
-    IN_CONTEXT,
-)
+from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY, IN_CONTEXT
 
 
 def hf_config(checkpoint):

@@ -3,8 +3,7 @@
 from tests.families.heard import SPOKEN, TEXT
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import SAMPLES_PER_FRAME
-from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS, prepare
-from vllm_tts_cache.families.omnivoice.silence import RATE_HZ
+from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS, RATE_HZ, prepare
 
 TRANSCRIPTS = (SPOKEN,)
 

@@ -2,7 +2,7 @@
 
 from tests.families.cases import Identity
 from tests.families.networks.higgs_tokenizer import CONSTANTS, NETWORK, sections
-from vllm_tts_cache.families.omnivoice import encoders, preparation, silence
+from vllm_tts_cache.families.omnivoice import encoders, preparation
 
 IDENTITIES = {
     "codec": Identity(
@@ -11,8 +11,9 @@ IDENTITIES = {
         constants={
             **CONSTANTS,
             encoders: ("FUNCTION_RESAMPLER",),
-            preparation: ("REVISION", "LOUDNESS"),
-            silence: (
+            preparation: (
+                "REVISION",
+                "LOUDNESS",
                 "SILENCE_DB",
                 "LONGEST_MS",
                 "LEADING_MS",

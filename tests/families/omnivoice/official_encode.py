@@ -37,9 +37,7 @@ def main(checkpoint: str, texts: str, out: str, *clips: str) -> None:
     seen = SeenTokenizer(tokenizer)
     # All that it asks of the model: no language model is needed.
     model: Any = SimpleNamespace(
-        audio_tokenizer=seen,
-        sampling_rate=tokenizer.config.sample_rate,
-        _asr_pipe=None,
+        audio_tokenizer=seen, sampling_rate=tokenizer.config.sample_rate, _asr_pipe=None
     )
     answer = np.random.default_rng(0).normal(0, 0.1, (1, 24_000)).astype(np.float32)
     tensors = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.families.omnivoice.test_requests import SPOKEN, ann
-from tests.families.serving import message
+from tests.families.omnivoice.test_requests import SPOKEN
+from tests.families.serving import ann, message
 from tests.real_pipeline import batch
 from tests.speaking import data_url
 
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_while_its_voice_is_encoded_is_counted_down(s
 
     state = server.app.state
     state.enable_server_load_tracking, state.server_load_metrics = True, 0
-    await ann(server)
+    await ann(server, ref_text=SPOKEN)
     server.encoders[0].gate.clear()
     request = OpenAICreateSpeechRequest(input=TEXT, voice="Ann")
     raw = SimpleNamespace(app=server.app, headers={}, state=SimpleNamespace())

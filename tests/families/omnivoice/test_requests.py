@@ -6,13 +6,8 @@ The host has no adapter there: one method of its serving class does it all.
 from functools import partial
 
 from tests.families.omnivoice.case import CASE
-from tests.families.serving import message, served
-from tests.speaking import (
-    as_events,
-    as_raw_stream,
-    lose_files,
-    wav,
-)
+from tests.families.serving import ann, message, served
+from tests.speaking import as_events, as_raw_stream, lose_files
 from tests.two_tenants import two_tenants
 from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
@@ -20,27 +15,22 @@ from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 SPOKEN = "What is said in it"
 
 
-async def ann(server, **fields):
-    answer = await server.register("Ann", wav(), **{"ref_text": SPOKEN, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["voice"]["audio_sha256"]
-
-
 # What the engine is told
 
 
 async def test_a_clone_is_told_its_text_its_transcript_and_who_speaks(server):
-    sha = await ann(server)
+    sha = (await ann(server, ref_text=SPOKEN))["audio_sha256"]
     answer = await server.speak(voice="ANN ")
     assert answer.headers["content-type"].startswith("audio/") and answer.content
     (prompt,) = server.engine.prompts
     assert prompt.pop(REQUEST_FIELD).startswith("speech-")
-    told = {"input": "Hello.", "ref_text": f"{SPOKEN}.", FIELD: [sha, "registered"]}
+    named = [sha, "registered", server.service.encodings.encoders_id]
+    told = {"input": "Hello.", "ref_text": f"{SPOKEN}.", FIELD: named}
     assert prompt == told
 
 
 async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
-    await ann(server)
+    await ann(server, ref_text=SPOKEN)
     read = {"num_inference_steps": 4, "guidance_scale": 3, "flow_shift": 1.5}
     fields = {
         "language": "English",
@@ -66,7 +56,7 @@ async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
 
 
 async def test_one_that_is_always_missing_is_an_error_with_its_cause(server):
-    sha = await ann(server)
+    sha = (await ann(server, ref_text=SPOKEN))["audio_sha256"]
     assert (await server.speak(voice="Ann")).status_code == 200
     server.engine.before_prefill = [lambda: lose_files(server, sha)] * MAX_SUBMITS
     answer = await server.speak(voice="Ann")
@@ -75,7 +65,7 @@ async def test_one_that_is_always_missing_is_an_error_with_its_cause(server):
 
 
 async def test_another_failure_of_the_engine_is_the_hosts_to_tell(server):
-    await ann(server)
+    await ann(server, ref_text=SPOKEN)
 
     def fail():
         raise RuntimeError("something else")
@@ -90,7 +80,7 @@ async def test_another_failure_of_the_engine_is_the_hosts_to_tell(server):
 
 async def test_a_stream_of_events_is_refused_and_a_raw_one_is_answered_whole(server):
     """Stock answered either with all of the audio, and the first is none of events."""
-    await ann(server)
+    await ann(server, ref_text=SPOKEN)
     assert "stream_format='audio'" in message(await as_events(server, voice="Ann"))
     assert "stream_format='audio'" in message(await as_events(server))
     whole = await as_raw_stream(server, voice="Ann")

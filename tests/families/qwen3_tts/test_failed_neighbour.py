@@ -22,11 +22,7 @@ from vllm_tts_cache.speaker.reference import FIELD
 
 NUM_CODES = 16
 FRAME, END_OF_SPEECH = 7, 2_150
-INFO = {
-    "text": ["Hello there."],
-    "ref_text": ["What is said."],
-    "task_type": ["Base"],
-}
+INFO = {"text": ["Hello there."], "ref_text": ["What is said."], "task_type": ["Base"]}
 CHUNKED = pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 
 

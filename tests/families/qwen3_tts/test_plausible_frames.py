@@ -15,12 +15,7 @@ def test_speech_takes_less_than_is_plausible_and_not_much_less(clip):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("", 2.0),
-        ("x" * 80, 12.0),
-        ("灯" * 25, 12.0),
-        ("한" * 25 + "x" * 48, 18.0),
-    ],
+    [("", 2.0), ("x" * 80, 12.0), ("灯" * 25, 12.0), ("한" * 25 + "x" * 48, 18.0)],
 )
 def test_an_ideogram_takes_as_long_as_some_three_letters(text, seconds):
     assert plausible_frames(text) == FRAMES_PER_SECOND * seconds

@@ -4,13 +4,11 @@ from dataclasses import asdict
 
 from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.voxcpm2 import encoders
-from vllm_tts_cache.families.voxcpm2.checkpoint import EncoderSizes
+from vllm_tts_cache.families.voxcpm2.encoders import EncoderSizes
 
 _CONFIG = (
     Section(
-        file="config.json",
-        path=("audio_vae_config",),
-        values=asdict(EncoderSizes()),
+        file="config.json", path=("audio_vae_config",), values=asdict(EncoderSizes())
     ),
 )
 _CONSTANTS = {encoders: ("REVISION", "RESAMPLER")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.families.clip import noisy_tone
+from tests.families.clip import noisy_tone as audio
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.voxcpm2.encoders import (
     AudioVAEEncoder,
@@ -16,10 +16,6 @@ from vllm_tts_cache.families.voxcpm2.encoders import (
 )
 
 CPU = torch.device("cpu")
-
-
-def audio(num_samples, rate_hz=16_000, seed=0):
-    return noisy_tone(num_samples, rate_hz, seed)
 
 
 def load(directory) -> dict[str, AudioVAEEncoder]:

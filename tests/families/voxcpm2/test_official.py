@@ -5,37 +5,28 @@ Clips of several kinds are compared in the shared `test_official`.
 
 import numpy as np
 import pytest
-from voxcpm.model.voxcpm2 import VoxCPM2Model
 
 from tests.families.clip import Clip
 from tests.families.conftest import load
 from tests.families.voxcpm2 import official
 from tests.families.voxcpm2.case import CASE
-from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.testing.clips import SPEECH
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """These networks are too small to share."""
-    with on_threads(1):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(own_checkpoint) -> VoxCPM2Model:
-    return official.load(own_checkpoint)
+# These networks are too small to share.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def features(encoder, path):
     return encoder.encode(decode_path(path).audio)["features"]
 
 
-def test_what_the_official_package_keeps_for_a_prompt_equals_ours(model, encoders):
-    cache = model.build_prompt_cache(
+def test_what_the_official_package_keeps_for_a_prompt_equals_ours(
+    own_checkpoint, encoders
+):
+    cache = official.load(own_checkpoint).build_prompt_cache(
         prompt_text="What was said in it.",
         prompt_wav_path=str(SPEECH.path),
         reference_wav_path=str(SPEECH.path),

@@ -15,14 +15,7 @@ import torch
 from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
 
 from tests.audio_clips import voiced
-from tests.families.runner import (
-    UNKNOWN,
-    UNNAMED,
-    StoredVoice,
-    as_the_runner_says,
-    forced,
-    num_failed,
-)
+from tests.families import runner
 from tests.families.runner import prefill as by_the_runner
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.voxcpm2 import prompt as prompts
@@ -54,7 +47,7 @@ def split_map(tokenizer):
     return host.build_cjk_split_map(tokenizer)
 
 
-class Voice(StoredVoice):
+class Voice(runner.StoredVoice):
     def __init__(self, talker, samples):
         speakers = talker.tts_cache_speakers
         super().__init__(speakers, samples, SAMPLE_RATE_HZ, FAMILY.encoders)
@@ -164,11 +157,11 @@ def test_a_text_without_a_speaker_is_the_hosts(talker, tokenizer, split_map):
 
 def failing(talker, *names):
     size = talker.config.hidden_size
-    return forced(talker, FAMILY.failure_id, size, names, torch.float32)
+    return runner.forced(talker, FAMILY.failure_id, size, names, torch.float32)
 
 
 SPOILED = {
-    **UNNAMED,
+    **runner.UNNAMED,
     "no-mode": {prompts.MODE: None},
     "other-mode": {prompts.MODE: "x_vector"},
     "the-mode-of-another-length": {prompts.MODE: CONTINUATION.name},
@@ -184,13 +177,13 @@ SPOILED = {
 def test_a_request_that_cannot_be_prefilled_fails_alone(
     talker, voice, ours, spoil, chunk
 ):
-    before = num_failed(talker)
+    before = runner.num_failed(talker)
     prompt = ours(voice, REFERENCE)
     expected, _ = prefill(talker, prompt, request_id="alone")
     prefill(talker, prompt, chunk=chunk, **spoil)
     rows, state = prefill(talker, prompt, chunk=chunk, request_id="neighbour")
     assert torch.equal(rows, expected) and state.is_last_prefill_chunk
-    assert num_failed(talker) == before + 1
+    assert runner.num_failed(talker) == before + 1
     assert failing(talker, "neighbour", "request", "other") == ["request"]
 
 
@@ -217,11 +210,11 @@ def test_a_failed_request_is_computed_and_nothing_is_made_of_it(talker, voice, o
     """Also in the step that asynchronous scheduling has planned already."""
     prompt = ours(voice, REFERENCE)
     num_tokens = len(prompt["prompt_token_ids"])
-    prefill(talker, prompt, chunk=32, **UNKNOWN)
+    prefill(talker, prompt, chunk=32, **runner.UNKNOWN)
     _, row, _ = talker.preprocess(
         torch.tensor([FAMILY.failure_id]),
         None,
-        **UNKNOWN,
+        **runner.UNKNOWN,
         request_id="request",
         _omni_is_prefill=False,
         _omni_num_computed_tokens=num_tokens,
@@ -245,7 +238,7 @@ def test_a_request_that_goes_on_after_a_preemption_ends_itself_only(
     """Reservation rules it out; stock's engine ended by it."""
     prompt = ours(voice, REFERENCE)
     num_tokens = len(prompt["prompt_token_ids"])
-    said = as_the_runner_says("request", 0, num_tokens)
+    said = runner.as_the_runner_says("request", 0, num_tokens)
     ids = torch.ones(num_tokens + 2, dtype=torch.long)
     talker.preprocess(ids, None, **prompt["additional_information"], **said)
     assert failing(talker, "request") == ["request"]

@@ -1,10 +1,7 @@
 """Voxtral in the shared tests."""
 
 from tests.families.cases import Case, talker
-from tests.families.voxtral.tiny_checkpoint import (
-    host_config,
-    write_voxtral_checkpoint,
-)
+from tests.families.voxtral.tiny_checkpoint import host_config, write_voxtral_checkpoint
 from vllm_tts_cache.families.voxtral.family import FAMILY
 
 

@@ -7,11 +7,8 @@ import huggingface_hub
 import pytest
 
 from tests import in_process_workers
-from tests.families.voxtral.tiny_checkpoint import (
-    PARAMS,
-    PRESETS,
-    write_voxtral_checkpoint,
-)
+from tests.families.serving import message
+from tests.families.voxtral import tiny_checkpoint
 from tests.in_process_workers import SpectrumEncoder, worker
 from tests.speaking import by_websocket, data_url, in_a_batch, wav
 from tests.speech_server import Server, running
@@ -27,7 +24,7 @@ def serving(tmp_path, monkeypatch):
     def serve(*, with_encoder=False, **model_config):
         checkpoint = tmp_path / "checkpoint"
         checkpoint.mkdir()
-        write_voxtral_checkpoint(checkpoint, with_encoder=with_encoder)
+        tiny_checkpoint.write_voxtral_checkpoint(checkpoint, with_encoder=with_encoder)
         server = Server(
             checkpoint,
             tmp_path,
@@ -53,11 +50,6 @@ def serving(tmp_path, monkeypatch):
     return serve
 
 
-def message(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["message"]
-
-
 def stocks(server, **fields):
     """The prompt that the host builds by itself."""
     from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
@@ -71,7 +63,7 @@ def stocks(server, **fields):
 async def test_presets_speak_as_without_us_and_nobody_else_does(serving):
     """Clips are refused as in `test_clones`."""
     async with serving() as server:
-        for name, num_rows in PRESETS.items():
+        for name, num_rows in tiny_checkpoint.PRESETS.items():
             for voice in (name, name.upper()):
                 spoken = await server.speak(voice=voice)
                 assert spoken.headers["X-Speaker-Cache"] == "none", spoken.text
@@ -82,7 +74,7 @@ async def test_presets_speak_as_without_us_and_nobody_else_does(serving):
         for speak in (in_a_batch, by_websocket):
             assert await speak(server, voice="fr_male") is None
         listed = (await server.client.get("/v1/audio/voices")).json()
-        assert listed["voices"] == sorted([*PRESETS, "default"])
+        assert listed["voices"] == sorted([*tiny_checkpoint.PRESETS, "default"])
         assert "no reference encoder" in message(await server.speak(voice="nobody"))
         assert "Either 'voice'" in message(await server.speak())
 
@@ -93,7 +85,7 @@ async def test_where_the_weights_are_elsewhere_the_host_decides(
 ):
     """The API process may have no more than the config and the tokenizer."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    (tmp_path / "params.json").write_text(json.dumps(tiny_checkpoint.PARAMS))
     given = str(tmp_path) if model == "a directory" else model
     async with serving(model=given) as server:
         assert (await server.speak(voice="fr_male")).status_code == 200

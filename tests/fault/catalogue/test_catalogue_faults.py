@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import sqlite3
 import time
+from contextlib import closing, contextmanager
 
 import pytest
 from sqlalchemy import select, text
@@ -22,19 +23,20 @@ FILE = "catalogue.sqlite3"
 
 
 @pytest.fixture
-def on_connect(monkeypatch):
-    """Runs a function on every connection that is opened from now on."""
-    connect = sqlite3.connect
+def store(tmp_path):
+    """Is sound when the test ends."""
+    store = opened(tmp_path)
+    yield store
+    assert store.verify() == []
+    store.close()
 
-    def install(prepare) -> None:
-        def prepared(*args, **kwargs) -> sqlite3.Connection:
-            db = connect(*args, **kwargs)
-            prepare(db)
-            return db
 
-        monkeypatch.setattr(sqlite3, "connect", prepared)
-
-    return install
+@contextmanager
+def held(directory):
+    """Somebody else writes, for as long as the block runs."""
+    with closing(sqlite3.connect(directory / FILE, isolation_level=None)) as holder:
+        yield holder
+        holder.execute("ROLLBACK")
 
 
 def test_another_schema_is_refused_and_left_alone(tmp_path):
@@ -78,8 +80,15 @@ def test_a_damaged_page_is_a_storage_error(tmp_path):
     store.close()
 
 
-def test_a_full_disk_changes_nothing(tmp_path, on_connect):
-    on_connect(lambda db: db.execute("PRAGMA max_page_count = 60"))
+def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
+    connect = sqlite3.connect
+
+    def limited(*args, **kwargs):
+        db = connect(*args, **kwargs)
+        db.execute("PRAGMA max_page_count = 60")
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", limited)
     store = opened(tmp_path)
     registered = []
     with pytest.raises(StorageFullError):
@@ -121,39 +130,32 @@ def test_a_catalogue_that_another_process_holds_is_waited_for(tmp_path):
     store.close()
 
 
-def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(tmp_path):
-    store = opened(tmp_path)
+def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(store, tmp_path):
     register(store, "ana")
-    holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    impatient = Database(SqliteFile(tmp_path / FILE, busy_seconds=0.1))
-    with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
-        db.execute(text("SELECT 1"))
-    assert caught.value.retry_after_seconds > 0
-    began = time.monotonic()
-    assert store.find("ana") is not None
-    assert time.monotonic() - began < 1
-    holder.execute("ROLLBACK")
-    holder.close()
+    impatient = Database(SqliteFile(tmp_path / FILE, busy_seconds=0.1), tmp_path)
+    with held(tmp_path) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
+            db.execute(text("SELECT 1"))
+        assert caught.value.retry_after_seconds > 0
+        began = time.monotonic()
+        assert store.find("ana") is not None
+        assert time.monotonic() - began < 1
     impatient.close()
-    assert store.verify() == []
-    store.close()
 
 
 def test_a_look_on_the_event_loop_does_not_wait_for_a_locked_file(tmp_path):
     store = opened(tmp_path)
     register(store, "ana")
     store.close()
-    holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
-    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
-    holder.execute("BEGIN EXCLUSIVE")
-    catalogue = Database(SqliteFile(tmp_path / FILE))
-    began = time.monotonic()
-    with pytest.raises(StorageBusyError):
-        catalogue.first_at_once(select(schema.speaker.c.name), {})
-    assert time.monotonic() - began < 2
-    holder.execute("ROLLBACK")
-    holder.close()
+    with held(tmp_path) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        catalogue = Database(SqliteFile(tmp_path / FILE), tmp_path)
+        began = time.monotonic()
+        with pytest.raises(StorageBusyError):
+            catalogue.first_at_once(select(schema.speaker.c.name), {})
+        assert time.monotonic() - began < 2
     catalogue.close()
 
 

@@ -1,7 +1,6 @@
 """The server is stopped, cut off, frozen, or not what the URL says."""
 
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,15 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from tests.store_samples import (
-    clip,
-    key,
-    opened,
-    publish,
-    register,
-    settings_of,
-    voice,
-)
+from tests.store_samples import clip, key, opened, publish, register, settings_of
 from vllm_tts_cache.catalogue import leases, schema, stored_files
 from vllm_tts_cache.catalogue import postgres as backend
 from vllm_tts_cache.catalogue.pages import Page
@@ -36,19 +27,25 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.store.opening import open_existing
 
 pytestmark = pytest.mark.postgresql
-FORK = multiprocessing.get_context("fork")
 SOON_SECONDS = 3.0
 
 
 @pytest.fixture
-def store(tmp_path):
+def empty(tmp_path):
+    """A store that is sound when the test ends."""
     store = opened(tmp_path)
-    register(store, "Ann", 0)
-    publish(store, 0)
     yield store
     store.recover()
     assert store.verify() == []
     store.close()
+
+
+@pytest.fixture
+def store(empty):
+    """Holds a voice with an encoding."""
+    register(empty, "Ann", 0)
+    publish(empty, 0)
+    return empty
 
 
 def works_again(store) -> bool:
@@ -147,33 +144,22 @@ def test_nobody_waits_for_ever_for_a_server_that_is_frozen(
     assert works_again(store)
 
 
-def test_a_statement_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+@pytest.fixture
+def brief_statements(monkeypatch):
     monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
-    store = opened(tmp_path)
-    database = store.database
+
+
+def test_a_statement_that_takes_too_long_is_ended(brief_statements, empty):
+    database = empty.database
     with pytest.raises(StorageUnavailableError) as caught, database.read() as db:
         db.execute(text("SELECT pg_sleep(20)"))
     assert not caught.value.was_cut_off
-    assert store.find("nobody") is None
-    store.close()
+    assert empty.find("nobody") is None
 
 
-def test_a_turn_that_somebody_has_for_too_long_is_not_waited_for(
-    tmp_path, monkeypatch, postgres
-):
+@pytest.fixture
+def brief_turns(monkeypatch):
     monkeypatch.setattr(backend, "WRITE_TURN_SECONDS", 1)
-    store = opened(tmp_path)
-    register(store, "Ann")
-    with psycopg.connect(postgres.url_of(tmp_path)) as holder:
-        holder.execute(backend._TAKE_TURN)
-        with pytest.raises(StorageUnavailableError) as caught:
-            register(store, "Bob", 1)
-        assert "has been writing" in caught.value.log_text
-        assert not caught.value.was_cut_off
-        assert store.find("Ann") is not None
-    register(store, "Bob", 1)
-    assert store.verify() == []
-    store.close()
 
 
 @pytest.fixture
@@ -188,6 +174,18 @@ def turn(tmp_path, postgres):
             holder.rollback()
 
     return taken
+
+
+def test_a_turn_that_somebody_has_for_too_long_is_not_waited_for(
+    brief_turns, store, turn
+):
+    with turn():
+        with pytest.raises(StorageUnavailableError) as caught:
+            register(store, "Bob", 1)
+        assert "has been writing" in caught.value.log_text
+        assert not caught.value.was_cut_off
+        assert store.find("Ann") is not None
+    register(store, "Bob", 1)
 
 
 def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
@@ -216,7 +214,7 @@ def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
     store.participants.leave()
 
 
-def test_readers_leave_a_connection_to_the_lease(store, monkeypatch):
+def test_readers_leave_a_connection_to_the_lease(store):
     mine = store.participants.join()
     database = store.database
     with ExitStack() as readers:
@@ -227,45 +225,55 @@ def test_readers_leave_a_connection_to_the_lease(store, monkeypatch):
     store.participants.leave()
 
 
-def test_too_many_who_read_are_no_outage(tmp_path, monkeypatch):
-    monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
-    store = opened(tmp_path)
-    database = store.database
+def test_too_many_who_read_are_no_outage(brief_statements, empty):
     with ExitStack() as readers:
         for _ in range(2 * backend._NUM_CONNECTIONS):
-            readers.enter_context(database.read())
+            readers.enter_context(empty.database.read())
         with pytest.raises(StorageUnavailableError) as caught:
-            store.num_speakers()
+            empty.num_speakers()
     assert "in use" in caught.value.log_text
     assert not caught.value.was_cut_off
-    store.close()
 
 
-def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
-    store = opened(tmp_path)
-    ann = register(store, "Ann").record
+@contextmanager
+def frozen_child(directory, act):
+    """A process that calls ``act`` with a store and what freezes it.
+
+    It goes on behind the block, and is cut off by then.
+    """
     reader, writer = os.pipe()
+
+    def freeze():
+        os.write(writer, b".")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     if (child := os.fork()) == 0:
-        mine = opened(tmp_path)
         try:
-            with mine.database.write() as db:
-                db.execute(schema.speaker.update().values(name="Eve"))
-                os.write(writer, b".")
-                os.kill(os.getpid(), signal.SIGSTOP)
-                db.execute(text("SELECT 1"))
+            act(opened(directory), freeze)
         except StorageUnavailableError:
             os._exit(7)
         os._exit(0)
     assert os.read(reader, 1) == b"."
-    register(store, "Bob", 1)
+    yield
     os.kill(child, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
+    store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
+    ann = store.find("Ann").record
+
+    def rename(mine, freeze):
+        with mine.database.write() as db:
+            db.execute(schema.speaker.update().values(name="Eve"))
+            freeze()
+            db.execute(text("SELECT 1"))
+
+    with frozen_child(tmp_path, rename):
+        register(store, "Bob", 1)
     assert store.records(Page(limit=1)) == [ann]
-    assert store.verify() == []
-    store.close()
 
 
 def test_another_schema_is_refused_and_left_alone(tmp_path):
@@ -364,10 +372,7 @@ def test_errors_of_the_database_do_not_show_names(store):
     with pytest.raises(StorageError) as caught, store.database.write() as db:
         db.execute(schema.speaker.insert().values(name="Annegret"))
     assert "Annegret" not in caught.value.log_text
-    assert (
-        store.registrations.register(voice("Bob", clip(1)), clip(1)).record.generation
-        > 0
-    )
+    assert register(store, "Bob", 1).record.generation > 0
 
 
 def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
@@ -375,63 +380,48 @@ def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
 ):
     """The same clip is registered while the process that removes it is frozen."""
     monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        mine = opened(tmp_path)
-        remove = stored_files.remove
+    remove = stored_files.remove
 
+    def delete(mine, freeze):
         def frozen(*args):
             gone = remove(*args)
-            os.write(writer, b".")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            freeze()
             return gone
 
         deletion = mine.registrations.delete("Ann")
         monkeypatch.setattr(stored_files, "remove", frozen)
-        try:
-            mine.remove_files(deletion)
-        except StorageUnavailableError:
-            os._exit(7)
-        os._exit(0)
-    assert os.read(reader, 1) == b"."
-    register(store, "Bob", 0)
-    os.kill(child, signal.SIGCONT)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        mine.remove_files(deletion)
+
+    with frozen_child(tmp_path, delete):
+        register(store, "Bob", 0)
     record = store.records(Page(limit=1))[0]
     assert (record.name, record.audio_sha256) == ("Bob", clip(0).audio.audio_sha256)
     assert store.read_audio(record.audio_sha256) is not None
 
 
-def test_the_end_of_a_voice_is_by_the_clock_of_the_server(tmp_path, monkeypatch):
-    store = opened(tmp_path)
+def test_the_end_of_a_voice_is_by_the_clock_of_the_server(empty, tmp_path, monkeypatch):
     now = time.time
-    register(store, "Ann", expires_at=now() + 1800)
+    register(empty, "Ann", expires_at=now() + 1800)
     for wrong in (3600, -3600):
         monkeypatch.setattr(time, "time", lambda off=wrong: now() + off)
-        other = opened(tmp_path)
-        _check_clock(other, now())
-        other.close()
+        store = opened(tmp_path)
+        assert not store.has_expired()
+        assert store.expired_names() == store.registrations.delete_expired(9) == []
+        assert store.find("Ann") is not None
+        register(store, "Bea", expires_at=now() + 1800)
+        assert store.names(Page(limit=9, sort="oldest")) == ["Ann", "Bea"]
+        with pytest.raises(InvalidSpeakerError, match="past"):
+            register(store, "Cid", expires_at=now() - 1800)
+        store.close()
     monkeypatch.setattr(time, "time", now)
-    store.close()
 
 
-def _check_clock(store, now):
-    assert not store.has_expired()
-    assert (store.expired_names(), store.registrations.delete_expired(9)) == ([], [])
-    assert store.find("Ann") is not None
-    register(store, "Bea", expires_at=now + 1800)
-    assert store.names(Page(limit=9, sort="oldest")) == ["Ann", "Bea"]
-    with pytest.raises(InvalidSpeakerError, match="past"):
-        register(store, "Cid", expires_at=now - 1800)
-
-
-def test_a_clock_that_is_set_is_heard_of_with_the_lease(tmp_path, monkeypatch):
-    store = opened(tmp_path)
-    store.participants.join()
+def test_a_clock_that_is_set_is_heard_of_with_the_lease(empty, monkeypatch):
+    empty.participants.join()
     now = time.time
-    register(store, "Ann", expires_at=now() + 1800)
+    register(empty, "Ann", expires_at=now() + 1800)
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
-    assert store.find("Ann") is None  # it has not looked yet
-    store.participants.standing()
-    assert store.find("Ann") is not None
-    store.close()
+    assert empty.find("Ann") is None  # it has not looked yet
+    empty.participants.standing()
+    assert empty.find("Ann") is not None
+    monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from itertools import product
 
 import pytest
 from safetensors.numpy import save_file
@@ -107,23 +108,16 @@ class ConsentRecording(Voice):
         return store.consents.delete(self.asked)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)],
-    indirect=True,
-)
+KINDS = Voice, ImportedVoice, VoiceOfSharedClip, ConsentRecording
+EACH_RUN = [(Voice, True), (VoiceOfSharedClip, False)]
+LONG = [each for each in product(KINDS, (False, True)) if each not in EACH_RUN]
+ENGINES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 @pytest.mark.parametrize(
     ("kind", "is_alone"),
-    [
-        (Voice, True),
-        (VoiceOfSharedClip, False),
-        *(
-            pytest.param(kind, is_alone, marks=pytest.mark.long)
-            for kind in (Voice, ImportedVoice, VoiceOfSharedClip, ConsentRecording)
-            for is_alone in (False, True)
-            if (kind, is_alone) not in ((Voice, True), (VoiceOfSharedClip, False))
-        ),
-    ],
+    [*EACH_RUN, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)],
 )
 def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
     directory, engine, kind, is_alone

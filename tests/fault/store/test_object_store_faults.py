@@ -65,6 +65,21 @@ def open_one(tmp_path, object_server, proxy, monkeypatch, impatient):
         store.close()
 
 
+@pytest.fixture
+def one(open_one):
+    """Holds a voice with an encoding."""
+    one = open_one("one")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    return one
+
+
+@pytest.fixture
+def other(open_one, one):
+    """A machine of the same voices, which has read none of them yet."""
+    return open_one("other")
+
+
 def test_a_real_s3_server_stores_reads_lists_and_deletes(
     open_one, object_server, tmp_path
 ):
@@ -83,15 +98,13 @@ def test_a_real_s3_server_stores_reads_lists_and_deletes(
 
 
 @pytest.mark.parametrize("fault", ["refuse", "error", "late"])
-def test_what_is_here_speaks_on_and_what_cannot_work_says_so(open_one, proxy, fault):
-    one, other = open_one("one"), open_one("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+def test_what_is_here_speaks_on_and_what_cannot_work_says_so(one, other, proxy, fault):
     proxy.mode = fault
     began = time.monotonic()
     assert one.find("Ann") is not None
     assert one.read_here(key(0)) is not None
     assert one.read_audio(address(0)) is not None
+    register(other, "Ann", 0)  # what is stored already is not sent again
     for act in (
         lambda: other.read(key(0)),
         lambda: other.read_audio(address(0)),
@@ -103,6 +116,7 @@ def test_what_is_here_speaks_on_and_what_cannot_work_says_so(open_one, proxy, fa
         assert "object store" in str(caught.value)
         assert time.monotonic() - began < 40 * WAIT_SECONDS
     proxy.mode = "whole"
+    assert other.sweep() == 2  # Ann's, and not Bob's: that may arrive later yet
     assert other.find("Bob") is None
     assert one.find("Ann") is None
     (deletion,) = one.unfinished_deletions()
@@ -110,10 +124,7 @@ def test_what_is_here_speaks_on_and_what_cannot_work_says_so(open_one, proxy, fa
     assert other.read(key(0)) is None
 
 
-def test_a_server_that_is_restarted_is_used_again(open_one, object_server):
-    one, other = open_one("one"), open_one("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+def test_a_server_that_is_restarted_is_used_again(other, object_server):
     object_server.stop()
     try:
         with pytest.raises(ObjectStoreError):
@@ -123,21 +134,16 @@ def test_a_server_that_is_restarted_is_used_again(open_one, object_server):
     assert other.read(key(0)) is not None
 
 
+@pytest.mark.usefixtures("one")
 def test_a_machine_that_starts_while_the_bucket_is_down_speaks_what_it_has(
     open_one, proxy
 ):
-    one = open_one("one")
-    register(one, "Ann", 0)
-    publish(one, 0)
     proxy.mode = "refuse"
     again = open_one("one")
     assert again.read(key(0)) is not None
 
 
-def test_a_full_disk_keeps_no_copies_and_costs_no_request(open_one):
-    one, other = open_one("one"), open_one("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+def test_a_full_disk_keeps_no_copies_and_costs_no_request(one, other):
     with limited(resource.RLIMIT_FSIZE, 10):
         for _ in range(2):  # the second time there is no copy either
             assert_same(other.read(key(0)), make_encoding())
@@ -145,7 +151,8 @@ def test_a_full_disk_keeps_no_copies_and_costs_no_request(open_one):
             assert (audio.samples == clip(0).audio.samples).all()
         register(other, "Bob", 1)
         assert publish(other, 1)
-    assert other.files.kinds(address(0)) == other.files.kinds(address(1)) == set()
+    artifacts = other.files.artifacts
+    assert artifacts(address(0)) == artifacts(address(1)) == set()
     assert one.read(key(1)) is not None
     assert other.read(key(0)) is not None and other.read_here(key(0)) is not None
 
@@ -194,7 +201,7 @@ def _delete(store, name, _number, has):
 
 
 def _publish(store, _name, number, _has):
-    store.publish(key(number), make_encoding(number))
+    store.writer.publish(key(number), make_encoding(number))
 
 
 def _sweep(store, _name, _number, _has):

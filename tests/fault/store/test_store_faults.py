@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from sqlalchemy.exc import OperationalError
 
 from tests.encoding_samples import assert_same, make_encoding
 from tests.limits import limited
@@ -20,21 +21,15 @@ from tests.store_samples import (
     delete,
     key,
     opened,
+    path_of,
     publish,
     register,
     traces,
 )
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import sqlite
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
-from vllm_tts_cache.errors import (
-    EncodingCorruptError,
-    SourceCorruptError,
-    StorageBusyError,
-    StorageError,
-    StorageFullError,
-    StorageUnavailableError,
-)
-from vllm_tts_cache.files import write_private
+from vllm_tts_cache.files import BALLAST, BALLAST_BYTES, write_private
 
 KIND = "e" * 64
 
@@ -63,10 +58,6 @@ def no_space(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def path_of(store, number=0, kind="audio"):
-    return Path(store.files.file_name(address(number), kind))
-
-
 def everything(store):
     return {path for path in store.files.store.rglob("*") if path.is_file()}
 
@@ -84,7 +75,7 @@ def flips(path, offsets):
 def test_no_flipped_byte_of_an_encoding_is_ever_served(store):
     path = path_of(store, 0, KIND)
     for _ in flips(path, range(path.stat().st_size)):
-        with pytest.raises(EncodingCorruptError):
+        with pytest.raises(errors.EncodingCorruptError):
             store.read(key())
         assert store.read(key()) is None, "it stands for a good one"
 
@@ -94,7 +85,7 @@ def test_no_flipped_byte_of_audio_is_ever_served_and_none_is_removed(store):
     for _ in flips(path, [*range(300), *range(300, path.stat().st_size, 97)]):
         before = path.read_bytes()
         for _ in range(2):
-            with pytest.raises(SourceCorruptError):
+            with pytest.raises(errors.SourceCorruptError):
                 store.read_audio(address())
         assert store.is_lost(record)
         assert path.read_bytes() == before
@@ -142,9 +133,9 @@ def test_truncated_files_can_be_stored_again(store, length):
     for kind in ("audio", KIND):
         path = path_of(store, 0, kind)
         os.truncate(path, length if length >= 0 else path.stat().st_size - 1)
-    with pytest.raises(SourceCorruptError):
+    with pytest.raises(errors.SourceCorruptError):
         store.read_audio(address())
-    with pytest.raises(EncodingCorruptError):
+    with pytest.raises(errors.EncodingCorruptError):
         store.read(key())
     assert store.is_lost(store.find("Ann").record)
     register(store, "Ann")
@@ -160,7 +151,7 @@ def test_other_safetensors_are_not_served(store):
         ({"audio": np.zeros(4, np.float32)}, None),
     ):
         safetensors.numpy.save_file(tensors, path_of(store), metadata=metadata)
-        with pytest.raises(SourceCorruptError):
+        with pytest.raises(errors.SourceCorruptError):
             store.read_audio(address())
         register(store, "Ann")
 
@@ -170,9 +161,9 @@ def test_files_moved_to_another_key_are_not_served(store):
     publish(store, 1)
     path_of(store, 1, KIND).write_bytes(path_of(store, 0, KIND).read_bytes())
     path_of(store, 1).write_bytes(path_of(store, 0).read_bytes())
-    with pytest.raises(EncodingCorruptError, match="another key"):
+    with pytest.raises(errors.EncodingCorruptError, match="another key"):
         store.read(key(1))
-    with pytest.raises(SourceCorruptError):
+    with pytest.raises(errors.SourceCorruptError):
         store.read_audio(address(1))
     register(store, "Bob", 1)
     publish(store, 1)
@@ -186,7 +177,7 @@ def test_a_symlink_loop_is_reported_and_left_alone(store):
     ):
         saved = path.rename(store.directory / "saved")
         path.symlink_to(path)
-        with pytest.raises(StorageError, match="symbolic links"):
+        with pytest.raises(errors.StorageError, match="symbolic links"):
             call()
         assert path.is_symlink()
         saved.replace(path)
@@ -201,13 +192,13 @@ def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
         for call in (
             lambda: store.read(key()),
             lambda: store.read_audio(address()),
-            lambda: store.keep_inline(clip(1)),
+            lambda: store.store_inline(clip(1)),
             lambda: publish(store),
             store.recover,
             store.verify,
             lambda: opened(store.directory),
         ):
-            with pytest.raises(StorageError):
+            with pytest.raises(errors.StorageError):
                 call()
     assert_same(store.read(key()), make_encoding())
     assert store.read_audio(address()) is not None
@@ -216,16 +207,16 @@ def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
 @pytest.mark.sqlite
 def test_a_clip_that_is_there_is_used_although_nobody_can_note_it(store, monkeypatch):
     """Another process holds the catalogue for longer than a writer waits."""
-    store.keep_inline(clip(1))
+    store.store_inline(clip(1))
     connect = sqlite._connect
     monkeypatch.setattr(sqlite, "_connect", lambda path, _: connect(path, 0.1))
     impatient = opened(store.directory)
     path = store.directory / FILE_NAME
     with closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        impatient.keep_inline(clip(1))
-        with pytest.raises(StorageBusyError):
-            impatient.keep_inline(clip(2))
+        impatient.store_inline(clip(1))
+        with pytest.raises(errors.StorageBusyError):
+            impatient.store_inline(clip(2))
         holder.execute("ROLLBACK")
     impatient.close()
 
@@ -239,13 +230,13 @@ def test_a_full_disk_changes_nothing(store, monkeypatch, where, moment):
     calls = [
         lambda: register(store, "Bob", 1),
         lambda: register(store, "Ann", 1),
-        lambda: store.keep_inline(clip(1)),
+        lambda: store.store_inline(clip(1)),
         lambda: publish(store, 0, "f"),
     ][: 3 if moment == "mkdir" else 4]
     with monkeypatch.context() as patched:
         patched.setattr(where, moment, no_space)
         for call in calls:
-            with pytest.raises(StorageFullError):
+            with pytest.raises(errors.StorageFullError):
                 call()
     assert everything(store) == before
     assert store.find("Bob") is None
@@ -262,7 +253,6 @@ def sqlite_full():
 
 def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engine):
     from psycopg.errors import DiskFull
-    from sqlalchemy.exc import OperationalError
 
     is_file = engine == "sqlite"
     engine = store.database.backend.writing
@@ -279,17 +269,45 @@ def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engin
         commit(connection)
 
     monkeypatch.setattr(engine.dialect, "do_commit", fail)
-    with pytest.raises(StorageFullError if is_file else StorageUnavailableError):
+    kind = "Full" if is_file else "Unavailable"
+    with pytest.raises(getattr(errors, f"Storage{kind}Error")):
         register(store, "Bob", 1)
     assert everything(store) == before
     assert store.find("Bob") is None
+
+
+@pytest.mark.sqlite
+def test_on_a_full_disk_what_frees_space_has_the_ballast(store, monkeypatch):
+    """No voice could be deleted, which would have freed space."""
+    dialect, ballast = store.database.backend.writing.dialect, store.directory / BALLAST
+    store.store_inline(clip(1))
+    store.sweep()
+    commit = dialect.do_commit
+
+    def commit_if_there_is_room(connection):
+        if ballast.stat().st_size > BALLAST_BYTES // 4:
+            raise OperationalError("COMMIT", {}, sqlite_full())
+        commit(connection)
+
+    monkeypatch.setattr(dialect, "do_commit", commit_if_there_is_room)
+    with pytest.raises(errors.StorageFullError):
+        register(store, "Bob", 2)
+    assert ballast.stat().st_size == BALLAST_BYTES
+    delete(store, "Ann")
+    assert traces(store.files.store, address(0)) == []
+    assert ballast.stat().st_size == BALLAST_BYTES // 4
+    ballast.write_bytes(b"")
+    monkeypatch.undo()
+    store.sweep()
+    assert ballast.stat().st_size == BALLAST_BYTES
+    register(store, "Ann")
 
 
 def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
     before = everything(store)
     staging = store.files.stage(b"")
     staging.unlink()
-    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(StorageFullError):
+    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(errors.StorageFullError):
         store.files.stage(b"x" * 1000)
     assert everything(store) == before
     assert list(staging.parent.iterdir()) == []
@@ -299,7 +317,7 @@ def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeyp
     deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", no_space)
-        with pytest.raises(StorageError):
+        with pytest.raises(errors.StorageError):
             store.remove_files(deletion)
     progress = store.progress("Ann")
     assert (progress.files_removed, store.find("Ann")) == (False, None)
@@ -315,7 +333,7 @@ def test_trash_that_cannot_be_emptied_leaves_the_deletion_unfinished(
     deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", no_space)
-        with pytest.raises(StorageError):
+        with pytest.raises(errors.StorageError):
             store.remove_files(deletion)
     assert not store.progress("Ann").files_removed
     store.remove_files(deletion)
@@ -325,16 +343,16 @@ def test_trash_that_cannot_be_emptied_leaves_the_deletion_unfinished(
 
 def test_an_eviction_that_fails_does_not_fail_what_was_stored(tmp_path, monkeypatch):
     small = opened(tmp_path / "small", inline_audio_max_bytes=9_000)
-    small.keep_inline(clip(1))
+    small.store_inline(clip(1))
 
     def fail(*_):
-        raise StorageError("a file that cannot be removed")
+        raise errors.StorageError("a file that cannot be removed")
 
     with monkeypatch.context() as patched:
         patched.setattr(small.files, "remove", fail)
-        small.keep_inline(clip(2))
+        small.store_inline(clip(2))
     assert small.has_audio(address(2))
-    small.keep_inline(clip(3))
+    small.store_inline(clip(3))
     assert [n for n in (1, 2, 3) if small.has_audio(address(n))] == [3]
     assert small.verify() == []
     small.close()
@@ -349,12 +367,12 @@ def test_a_deletion_that_cannot_be_finished_does_not_stop_the_others(
 
     def fail_once(sha, deletion_id):
         if deletion_id == deletions[0].id:
-            raise StorageError("one bad sector")
+            raise errors.StorageError("one bad sector")
         discard(sha, deletion_id)
 
     with monkeypatch.context() as patched:
         patched.setattr(store.files, "discard", fail_once)
-        with pytest.raises(StorageError, match="bad sector"):
+        with pytest.raises(errors.StorageError, match="bad sector"):
             store.recover()
     assert store.unfinished_deletions() == deletions[:1]
     assert store.progress("Bob").is_finished

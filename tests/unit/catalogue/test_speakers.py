@@ -1,5 +1,4 @@
 import os
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +9,9 @@ from sqlalchemy import text
 
 from tests.store_samples import RATE, address, clip, delete, opened, register, voice
 from vllm_tts_cache.audio.decode import join
-from vllm_tts_cache.catalogue import stored_files
+from vllm_tts_cache.catalogue import database, stored_files
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, NewSpeaker, SpeakerChanges
+from vllm_tts_cache.catalogue.records import AUDIO, NewSpeaker, SpeakerChanges
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import (
@@ -95,7 +94,10 @@ def test_an_embedding_keeps_its_float32_values(store):
     ).record
     assert (record.embedding_dim, record.audio_sha256, record.seconds) == (3, None, 0.0)
     assert store.speaker_embedding(record) == values
-    delete(store, "x")
+    deletion = store.registrations.delete("x")
+    assert deletion.audio_sha256 is None
+    store.remove_files(deletion)
+    assert store.progress("x").is_finished
     assert store.speaker_embedding(record) is None
 
 
@@ -169,7 +171,7 @@ def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
     store = open_here(registration_policy="immutable")
     record = register(store, "Ana", 0, ref_text="words").record
     with store.database.write() as db:
-        stored_files.remove(db, address(0), [AUDIO_KIND])
+        stored_files.remove(db, address(0), [AUDIO])
     assert store.is_lost(record)
     for number, ref_text in ((1, "words"), (0, "other words")):
         with pytest.raises(SpeakerExistsError, match="'Ana'"):
@@ -238,21 +240,6 @@ def test_a_closed_store_says_so_and_leaves_no_log(tmp_path):
     assert not (tmp_path / "catalogue.sqlite3-wal").exists()
 
 
-@pytest.mark.every_backend
-def test_threads_share_a_store(store):
-    def work(thread: int) -> None:
-        for n in range(10):
-            vector(store, f"{thread}-{n}")
-            assert store.find(f"{thread}-{n}") is not None
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert store.num_speakers() == 40
-
-
 @pytest.mark.sqlite
 def test_emptying_the_log_says_whether_it_was_done(store):
     """SQLite answers that it was busy, and nobody read that."""
@@ -278,7 +265,11 @@ def test_a_connection_never_crosses_a_fork(store):
         register(store, "from the child", 1)
         os._exit(0 if seen and not inherited else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert store.find("from the child") is not None
+    assert store.find("from the child") is not None  # which keeps one
+    kept = store.database.kept.copy()
+    database._abandon_in_child()  # kept by another thread since the preparations
+    assert kept and not store.database.kept
+    assert kept[0].cursor().execute("SELECT 1")  # it is not closed
 
 
 @pytest.mark.sqlite
@@ -299,7 +290,7 @@ def test_lookup_cost_does_not_grow_with_the_catalogue(store):
 def test_what_is_in_the_directory_is_for_its_owner_only(store):
     register(store, "ana")
     store.participants.join()
-    store.keep_inline(clip(1))
+    store.store_inline(clip(1))
     paths = [store.directory, *store.directory.rglob("*")]
     names = {path.name for path in paths}
     assert {"catalogue.sqlite3", "catalogue.sqlite3-wal", "catalogue.sqlite3-shm"} <= (
@@ -346,7 +337,7 @@ def fill(store: SpeakerStore, num_speakers: int) -> None:
     files = [
         {
             "audio_sha256": f"{n:064x}",
-            "kind": kind,
+            "artifact": kind,
             "segment": "registered",
             "is_audio": int(kind == "audio"),
             "num_bytes": 1,

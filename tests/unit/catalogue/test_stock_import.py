@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from tests.store_samples import delete, register, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
+from vllm_tts_cache.catalogue.records import NewSpeaker, Segment, SpeakerChanges
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.stock_import import import_stock_voices
 from vllm_tts_cache.store.writer import Writer
@@ -63,11 +63,8 @@ def test_a_voice_is_taken_over_with_all_that_stock_knew(write, take_over, get, s
     report = take_over()
     record = get("zoë")
     assert (report.imported, report.skipped) == (["Zoë"], [])
-    assert (record.name, record.consent, record.created_at) == (
-        "Zoë",
-        "consent-1",
-        1000,
-    )
+    told = record.name, record.consent, record.created_at
+    assert told == ("Zoë", "consent-1", 1000)
     assert (record.ref_text, record.description) == ("hallo", "warm")
     assert (record.mime_type, record.original_filename) == ("audio/wav", "me.wav")
     assert (record.file_size, record.seconds) == (77, 1.0)
@@ -230,13 +227,16 @@ def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
     assert not path.exists()
 
 
-def test_a_file_of_stocks_that_replaces_another_removes_none(write, take_over, store):
+def test_stocks_files_go_with_their_renamed_voice_alone(write, take_over, store):
     paths = [write("ana", 1000)]
     take_over()
     paths.append(write("ana", 2000))
     assert take_over().imported == ["ana"]
     assert [path.exists() for path in paths] == [True, True]
-    delete(store, "ana")
+    store.registrations.register(voice("ana", None, tenant="other"), None)
+    store.registrations.change("ana", SpeakerChanges({"name": "cleo"}), "other")
+    store.registrations.change("ana", SpeakerChanges({"name": "bea"}))
+    delete(store, "bea")
     assert [path.exists() for path in paths] == [False, False]
 
 
@@ -259,53 +259,23 @@ def test_the_limits_do_not_apply(write, open_here):
     assert import_stock_voices(small).imported == ["a", "b", "c"]
 
 
-def garbage(directory):
-    (directory / "x.safetensors").write_bytes(b"no safetensors at all")
+ONES = {"audio": np.ones(9, np.float32)}
+FOREIGN = {
+    "garbage": b"no safetensors at all",
+    "endless header": b"\xff" * 64,
+    "deep header": (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    "listed header": b"\2\0\0\0\0\0\0\0[]",
+    "no metadata": save(ONES),
+    "foreign metadata": save(ONES, metadata={"format": "pt"}),
+    "empty": b"",
+}
 
 
-def endless_header(directory):
-    (directory / "x.safetensors").write_bytes(b"\xff" * 64)
-
-
-def deep_header(directory):
-    text = b"[" * 100_000
-    data = len(text).to_bytes(8, "little") + text
-    (directory / "x.safetensors").write_bytes(data)
-
-
-def listed_header(directory):
-    (directory / "x.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0[]")
-
-
-def without_metadata(directory):
-    save_file({"audio": np.ones(9, np.float32)}, directory / "x.safetensors")
-
-
-def foreign_metadata(directory):
-    arrays = {"audio": np.ones(9, np.float32)}
-    save_file(arrays, directory / "x.safetensors", metadata={"format": "pt"})
-
-
-def empty(directory):
-    (directory / "x.safetensors").touch()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        garbage,
-        endless_header,
-        deep_header,
-        listed_header,
-        without_metadata,
-        foreign_metadata,
-        empty,
-    ],
-)
+@pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_is_reported_once_and_hides_no_voice(
-    make, write, take_over, store
+    data, write, take_over, store
 ):
-    make(store.directory)
+    (store.directory / "x.safetensors").write_bytes(data)
     write("ana")
     report = take_over()
     assert report.imported == ["ana"]
@@ -346,9 +316,7 @@ def test_a_truncated_voice_is_tried_again_when_it_is_complete(write, take_over):
 
 
 def test_a_date_that_is_no_number_is_taken_from_the_file(write, take_over, get, store):
-    path = write(
-        "ana", created_at="yesterday", tensors={"audio": np.ones(9, np.float32)}
-    )
+    path = write("ana", created_at="yesterday", tensors=ONES)
     take_over()
     assert get("ana").created_at == pytest.approx(path.stat().st_mtime)
 

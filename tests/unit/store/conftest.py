@@ -2,28 +2,14 @@ import pytest
 
 from tests.catalogues import (  # noqa: F401  fixtures and a hook of all that follow
     engine,
+    open_here,
     pytest_generate_tests,
 )
-from tests.store_samples import opened
 
 
 @pytest.fixture
-def open_here(tmp_path):
-    stores = []
-
-    def open_(**settings):
-        stores.append(opened(tmp_path / "voices", **settings))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        store.close()
-
-
-@pytest.fixture
-def store(open_here):
+def store(open_here):  # noqa: F811
     """Sound when the test ends."""
     store = open_here()
     yield store
-    assert store.verify() == []
     assert store.recover() == []

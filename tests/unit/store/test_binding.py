@@ -4,13 +4,7 @@ import shutil
 
 import pytest
 
-from tests.store_samples import (
-    address,
-    opened,
-    publish,
-    register,
-    settings_of,
-)
+from tests.store_samples import address, opened, publish, register, settings_of
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.store import binding
@@ -30,15 +24,11 @@ def voices(tmp_path, postgres):
     return tmp_path / "voices", url
 
 
-def encoded(store, name):
-    found = store.find(name)
-    return None if found is None else found.fingerprints
-
-
 def whole(directory, url):
     store = opened(directory, catalogue_url=url)
     assert store.recover() == store.verify() == []
-    assert encoded(store, "Ann")
+    found = store.find("Ann")
+    assert found is not None and found.fingerprints
     assert store.read_audio(address()) is not None
     store.close()
 

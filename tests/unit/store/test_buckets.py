@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import obstore
 import pytest
 
 from tests.encoding_samples import make_encoding
@@ -22,7 +23,7 @@ from tests.store_samples import (
     traces,
 )
 from vllm_tts_cache.catalogue import objects
-from vllm_tts_cache.catalogue.records import AUDIO_KIND
+from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.errors import (
     ConfigError,
     EncodingCorruptError,
@@ -66,34 +67,32 @@ def objects_in(fleet) -> list[Path]:
     return [path for path in (fleet.bucket / "objects").rglob("*") if path.is_file()]
 
 
-def at_once(act, stores) -> None:
-    """Do it with each machine and a voice of its own; what one raises is raised."""
-    with ThreadPoolExecutor(len(stores)) as threads:
-        list(threads.map(act, stores, ("Ann", "Bob")))
-
-
 def copies_in(store) -> list[Path]:
     return [path for path in store.files.store.rglob("*") if path.is_file()]
 
 
-def test_what_one_machine_stores_another_reads(fleet):
+def two_machines(fleet):
+    """Two, and a voice with its encoding that the first one stored."""
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
     assert publish(one, 0)
+    return one, other
+
+
+def test_what_one_machine_stores_another_reads(fleet):
+    _, other = two_machines(fleet)
     assert other.find("Ann").fingerprints == {key(0).encoder_fingerprint}
-    assert not other.is_stored(key(0))
+    assert not other.read_here(key(0))
     assert other.read_here(key(0)) is None
     assert other.read_audio(address(0)).audio_sha256 == address(0)
     assert other.read(key(0)) is not None
-    assert other.is_stored(key(0))
+    assert other.read_here(key(0))
     assert other.read_here(key(0)) is not None
     assert len(objects_in(fleet)) == 2
 
 
 def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, other = two_machines(fleet)
     other.read(key(0))
     other.read_audio(address(0))
     delete(one, "Ann")
@@ -115,7 +114,7 @@ def test_a_machine_that_was_away_removes_its_copies_of_what_is_gone(fleet):
     delete(one, "Ann")
     assert len(copies_in(other)) == 2
     assert len(other.recover_copies()) == 1
-    assert other.is_stored(key(1))
+    assert other.read_here(key(1))
     assert len(copies_in(other)) == 1
     assert traces(other.directory, address(0)) == []
     assert other.recover_copies() == []
@@ -129,7 +128,7 @@ def test_what_another_voice_has_stays(fleet):
     other.read(key(0))
     delete(one, "Ann")
     other.copies.delete_unstored(address(0))
-    assert other.is_stored(key(0))
+    assert other.read_here(key(0))
     assert one.read(key(0)) is not None
     delete(one, "Bob")
     assert objects_in(fleet) == []
@@ -138,9 +137,7 @@ def test_what_another_voice_has_stays(fleet):
 def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
     fleet, monkeypatch
 ):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, other = two_machines(fleet)
     directory = other.copies.directory
     place = directory.place
 
@@ -161,7 +158,7 @@ def test_a_replaced_encoding_is_read_anew_and_its_object_goes(fleet):
     register(one, "Ann", 0)
     publish(one, 0)
     before = set(objects_in(fleet))
-    one.publish(key(0), make_encoding(0))
+    one.writer.publish(key(0), make_encoding(0))
     one.sweep()
     after = set(objects_in(fleet))
     assert len(after) == 2
@@ -187,9 +184,8 @@ def flipped(data: bytes) -> bytes:
 
 def test_one_404_deletes_nothing_and_a_later_read_has_it(fleet):
     """The row went, then the object, and then the good copies of other machines."""
-    one, other = fleet.open("one"), fleet.open("other")
-    record = register(one, "Ann", 0).record
-    publish(one, 0)
+    one, other = two_machines(fleet)
+    record = one.find("Ann").record
     hidden = {path: path.read_bytes() for path in objects_in(fleet)}
     for path in hidden:
         path.unlink()
@@ -233,9 +229,8 @@ def test_a_machine_that_flips_a_bit_in_every_object_destroys_nothing(
 
 
 def test_damaged_objects_stay_until_they_are_stored_again(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    record = register(one, "Ann", 0).record
-    publish(one, 0)
+    one, other = two_machines(fleet)
+    record = one.find("Ann").record
     for path in objects_in(fleet):
         path.write_bytes(flipped(path.read_bytes()))
     damaged = set(objects_in(fleet))
@@ -257,9 +252,8 @@ def test_damaged_objects_stay_until_they_are_stored_again(fleet):
 
 
 def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    record = register(one, "Ann", 0).record
-    publish(one, 0)
+    one, other = two_machines(fleet)
+    record = one.find("Ann").record
     register(one, "Bob", 1)
     gone, *damaged = sorted(objects_in(fleet), key=lambda p: address(1) not in str(p))
     gone.unlink()
@@ -272,7 +266,7 @@ def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
     assert other.is_lost(record)
     restored = "restored the audio from this machine's copy"
     assert set(one.repair()) == {
-        f"{address(0)}: removed 1 copies that nobody has",  # of the encoding
+        f"{address(0)}: removed 1 copies without a row",  # of the encoding
         *(f"{address(number)}: {restored}" for number in range(2)),
     }
     assert one.verify() == []
@@ -282,9 +276,7 @@ def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
 
 
 def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+    _, other = two_machines(fleet)
     whole = {path: path.read_bytes() for path in objects_in(fleet)}
     for path, data in whole.items():
         path.write_bytes(data[:-7])
@@ -299,9 +291,7 @@ def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
 
 
 def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, other = two_machines(fleet)
     away = fleet.bucket.with_name("away")
     fleet.bucket.rename(away)
     fleet.bucket.mkdir()
@@ -318,7 +308,7 @@ def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(fleet):
 def test_what_a_killed_process_was_storing_goes_in_time(fleet, monkeypatch):
     one = fleet.open()
     monkeypatch.setattr(objects, "MAKING_SECONDS", -1.0)
-    one.blobs.stage(b"half a voice", address(0), AUDIO_KIND)
+    one.blobs.stage(b"half a voice", address(0), AUDIO)
     assert len(objects_in(fleet)) == 1
     monkeypatch.setattr(objects, "OVERDUE_SECONDS", 0.0)
     assert any("left behind" in line for line in one.verify())
@@ -373,7 +363,7 @@ def test_an_object_that_a_file_has_is_not_swept_whatever_is_noted(fleet):
     register(one, "Ann", 0)
     [name] = [path.relative_to(fleet.bucket).as_posix() for path in objects_in(fleet)]
     with one.database.read() as db:
-        objects.let_go(db, name, address(0))
+        objects.release(db, name, address(0))
     assert one.sweep() == 0
     assert one.read_audio(address(0)) is not None
 
@@ -385,16 +375,16 @@ def test_what_an_older_catalogue_knows_nothing_of_is_removed_when_it_is_asked_fo
     one = fleet.open()
     register(one, "Ann", 0)
     publish(one, 0)
-    announced = one.blobs.stage(b"half a voice", address(1), AUDIO_KIND)
+    announced = one.blobs.stage(b"half a voice", address(1), AUDIO)
     newer = objects.new_name(address(2))
     others = f"objects/{address(2)[:2]}/readme.txt"
     for name in (newer, others):
         path = fleet.bucket / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"of another time")
-    assert f"nobody has the object {newer}" in one.verify()
+    assert f"the object {newer} has no row" in one.verify()
     assert one.recover() == []
-    assert one.repair() == [f"removed {newer}, which nobody had"]
+    assert one.repair() == [f"removed {newer}, which had no row"]
     assert one.repair() == []
     assert not (fleet.bucket / newer).exists()
     for name in (others, announced.object_name):
@@ -415,7 +405,8 @@ def test_two_machines_that_register_one_clip_store_it_once(fleet):
             register(store, name, 0)
             publish(store, 0)
 
-    at_once(work, stores)
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(work, stores, ("Ann", "Bob")))
     stores[0].sweep()
     assert len(objects_in(fleet)) == 2
 
@@ -431,7 +422,7 @@ def test_copies_stay_within_their_budget_and_go_by_their_last_use(fleet):
     other.copies.trim()
     kept = copies_in(other)
     assert 0 < sum(path.stat().st_size for path in kept) <= num_bytes // 2
-    assert Path(other.files.file_name(address(5), AUDIO_KIND)) in kept
+    assert Path(other.files.file_name(address(5), AUDIO)) in kept
     for number in range(6):
         assert other.read_audio(address(number)) is not None
 
@@ -465,6 +456,63 @@ def test_two_servers_that_are_the_first_on_a_new_bucket_both_start(fleet, monkey
 
     monkeypatch.setattr(Bucket, "get", late)
     register(fleet.open("other"), "Ann", 0)
+
+
+def test_of_two_catalogues_that_are_the_first_on_a_bucket_one_gets_it(
+    fleet, postgres, monkeypatch
+):
+    """The second one wrote its id over that of the first, which had voices by then."""
+    theirs = postgres.url_of(fleet.root / "theirs")
+    put = obstore.put
+
+    def late(*args, **options):
+        monkeypatch.setattr(obstore, "put", put)
+        register(fleet.open("one"), "Ann", 0)
+        return put(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", late)
+    with pytest.raises(ConfigError, match="another voice catalogue"):
+        fleet.open("two", catalogue_url=theirs)
+    assert fleet.open("other").read_audio(address(0)) is not None
+    elsewhere = f"file://{fleet.root}/another"
+    assert fleet.open("two", catalogue_url=theirs, store_url=elsewhere).verify() == []
+
+
+def test_only_a_server_that_binds_it_marks_a_bucket(fleet):
+    """A catalogue whose voices were deleted took any bucket without a mark."""
+    one = fleet.open("one")
+    register(one, "Ann", 0)
+    delete(one, "Ann")
+    other = fleet.root / "another"
+    other.mkdir()
+    urls = {**fleet.given, "store_url": f"file://{other}"}
+    with pytest.raises(ObjectStoreError):
+        open_existing(settings_of(fleet.root / "two", **urls))
+    with pytest.raises(ObjectStoreError) as caught:
+        fleet.open("two", **urls)
+    assert list(other.iterdir()) == []
+    marker = fleet.bucket / "catalogue-id"
+    mark = marker.read_text()
+    assert mark in caught.value.log_text
+    marker.unlink()
+    with pytest.raises(ObjectStoreError):
+        one.verify()
+    assert not marker.exists()
+    marker.write_text(mark)
+
+
+def test_a_first_server_that_died_before_it_marked_the_bucket_is_begun_again(
+    fleet, monkeypatch
+):
+    def dies(*_args, **_options):
+        raise OSError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(obstore, "put", dies)
+        with pytest.raises(ObjectStoreError):
+            fleet.open("one")
+    assert not (fleet.bucket / "catalogue-id").exists()
+    register(fleet.open("one"), "Ann", 0)
 
 
 def test_a_store_without_a_bucket_needs_no_client_of_object_stores():

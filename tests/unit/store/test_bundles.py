@@ -1,27 +1,34 @@
 """Voices go from one store to another in a file, whole or not at all."""
 
 import io
+import os
 import struct
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.encoding_samples import make_encoding
-from tests.store_samples import clip, key, opened, voice
+from tests.store_samples import clip, delete, key, opened, voice
 from vllm_tts_cache.audio.decode import decode_clips, join
+from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import (
     InvalidBundleError,
     SpeakerExistsError,
     SpeakerRequestError,
 )
-from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.store import audio_file, bundle_format
 from vllm_tts_cache.store.bundles import KEY_FILE, Bundles
 from vllm_tts_cache.tenants import Tenant
 
@@ -60,7 +67,7 @@ def exported(store):
     }
     record = register(store, "Ann", 0, **fields).record
     encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
-    assert store.publish(encoding_key, make_encoding(0))
+    assert store.writer.publish(encoding_key, make_encoding(0))
     return record, encoding_key, Bundles(store, SECRET).export("ann")[1]
 
 
@@ -90,18 +97,39 @@ def told_as_ids_and_dates(store, record):
     return voice, (recording.consent_id, recording.created_at)
 
 
-def test_of_an_unsigned_bundle_ids_and_dates_are_new(exported, store, other):
-    record, _, data = exported
+def test_of_an_unsigned_bundle_ids_dates_and_encodings_are_new(exported, store, other):
+    """Nobody but who has the key can have encodings taken, for any voice."""
+    record, encoding_key, data = exported
     found = entries(data)
     told = msgspec.json.decode(found["voice.json"]) | {"created_at": 5.0}
     forged = packed(found | {"voice.json": msgspec.json.encode(told)})
     for bundle, secret in ((data, ""), (forged, SECRET)):
         bundles = Bundles(other, secret)
-        after = bundles.import_voice(bundle, on_conflict="rename").done.record
+        imported = bundles.import_voice(bundle, on_conflict="rename")
+        assert (imported.num_kept, imported.num_left) == (0, 1)
+        assert other.read(encoding_key) is None
+        after = imported.done.record
         new = told_as_ids_and_dates(other, after)
         old = told_as_ids_and_dates(store, record)
         assert all(mine[0] != theirs[0] for mine, theirs in zip(new, old, strict=True))
         assert after.created_at > record.created_at
+
+
+@pytest.mark.every_backend
+def test_voices_with_one_recording_that_come_at_once_share_it(exported, other):
+    record, _, data = exported
+    bundles, start = Bundles(other, SECRET), threading.Barrier(4)
+
+    def bring(number):
+        start.wait(10)
+        return bundles.import_voice(data, name=f"copy {number}").done.record
+
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(bring, range(4)))
+    assert [each.consent_id for each in copies] == [record.consent_id] * 4
+    for copy in copies:
+        delete(other, copy.name)
+    other.remove_files(other.consents.delete(record.consent_id))
 
 
 def test_an_id_is_of_one_voice_whoever_brings_it_again(exported, other):
@@ -132,21 +160,28 @@ def test_a_deleted_voice_is_brought_back_with_its_id(exported, store):
     assert again.public_id == record.speaker_id
 
 
+@pytest.mark.every_backend
+def test_an_import_is_done_once_by_its_key(exported, store):
+    _, _, data = exported
+    bundles = Bundles(store, SECRET)
+    first, again = (
+        bundles.import_voice(data, on_conflict="rename", key="key") for _ in range(2)
+    )
+    assert again == first and first.done.record.name == "Ann (2)"
+    assert list(store.iter_names()) == ["Ann", "Ann (2)"]
+    with pytest.raises(SpeakerRequestError, match="Idempotency-Key"):
+        bundles.import_voice(data, on_conflict="replace", key="key")
+    assert store.verify() == []
+
+
 def entries(data):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def test_what_another_server_encoded_is_taken_from_whoever_has_the_key(exported, other):
-    _, encoding_key, data = exported
-    imported = Bundles(other, "").import_voice(data)
-    assert (imported.num_kept, imported.num_left) == (0, 1)
-    assert other.read(encoding_key) is None
-
-
 def test_a_server_takes_back_what_it_gave(store):
     record = register(store, "Ann").record
-    assert store.publish(
+    assert store.writer.publish(
         replace(key(0), audio_sha256=record.audio_sha256), make_encoding(0)
     )
     data = Bundles(store, "").export(record.speaker_id)[1]
@@ -159,7 +194,7 @@ def test_a_server_takes_back_what_it_gave(store):
 
 def test_an_encoding_that_is_there_stays(exported, store):
     record, encoding_key, data = exported
-    assert store.publish(encoding_key, make_encoding(5))
+    assert store.writer.publish(encoding_key, make_encoding(5))
     imported = Bundles(store, SECRET).import_voice(data, on_conflict="replace")
     assert imported.num_kept == 1
     stored = store.read(encoding_key)
@@ -180,6 +215,31 @@ def test_a_name_that_is_taken_is_refused_replaced_or_counted_up(exported, store)
     assert names == ["Ann", "Ann (2)", "Ann (3)"]
     assert bundles.import_voice(data, name="Bea").done.record.name == "Bea"
     assert len(store.consents.on_page(9)) == 1
+
+
+@pytest.mark.sqlite
+def test_an_import_that_is_killed_leaves_no_recording(exported, tmp_path):
+    """It was kept before its voice, in a transaction of its own."""
+    if (child := os.fork()) == 0:
+        importing = opened(tmp_path / "killed")
+
+        def die(db, cursor, statement, *_):
+            if "INTO speaker " in statement:
+                os._exit(9)
+
+        event.listen(importing.database.backend.reading, "before_cursor_execute", die)
+        Bundles(importing, SECRET).import_voice(exported[2])
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    store = opened(tmp_path / "killed")
+    assert store.consents.on_page(9) == []
+    store.recover()
+    assert store.verify() == []
+    done = Bundles(store, SECRET).import_voice(exported[2]).done
+    assert [each.consent_id for each in store.consents.on_page(9)] == [
+        done.record.consent_id
+    ]
+    store.close()
 
 
 def test_what_cannot_be_registered_leaves_no_recording(exported, other):
@@ -219,6 +279,10 @@ def retold(found, **changed):
     return found | {"voice.json": data, "signature": signed}
 
 
+def unsigned(found, **changed):
+    return found | {"voice.json": retold(found, **changed)["voice.json"]}
+
+
 def told_elsewhere(archive):
     """The same, its list described by the record that archives above 4 GiB have."""
     body, end = archive[:-22], archive[-22:]
@@ -253,40 +317,42 @@ HOSTILE = {
     ),
     "a list that is told elsewhere": lambda found: told_elsewhere(packed(found)),
     "a comment": lambda found: packed(found)[:-2] + b"\x05\x00words",
-    "a short entry": lambda found: packed(found).replace(
-        b"PK\x01\x02", b"PK\x01\x02", 1
-    )[:-30],
+    "a short entry": lambda found: packed(found)[:-30],
     "another sum": lambda found: packed(
         found | {"audio.wav": found["audio.wav"] + b"x"}
     ),
-    "another version": lambda found: packed(retold(found, format=3)),
-    "clips that are none": lambda found: packed(retold(found, format=2)),
-    "cuts of the older version": lambda found: packed(
-        retold(found, clip_starts=[0, 24_000])
-    ),
-    "cuts of one clip": lambda found: packed(
-        retold(found, format=2, clip_starts=[0, 24_000])
-    ),
     "no version": lambda found: packed(found | {"voice.json": b"{}"}),
-    "unknown fields": lambda found: packed(retold(found, surprise=1)),
     "deep JSON": lambda found: packed(found | {"voice.json": b"[" * 100_000}),
-    "another address": lambda found: packed(retold(found, audio_sha256="0" * 64)),
-    "no name": lambda found: packed(retold(found, name="")),
-    "a name of an id": lambda found: packed(retold(found, name="voice_" + "0" * 32)),
-    "labels": lambda found: packed(retold(found, labels={"": ""})),
-    "long text": lambda found: packed(retold(found, ref_text="x" * 3000)),
-    "a long field": lambda found: packed(retold(found, **{100_000 * "/a": 1})),
-    "past": lambda found: packed(retold(found, expires_at=5.0)),
-    "an id that is none": lambda found: packed(retold(found, id="voice_1")),
-    "a recording's id": lambda found: packed(retold(found, id="cons_" + "0" * 32)),
-    "a negative size": lambda found: packed(retold(found, file_size=-1)),
+    "another address": lambda found: packed(unsigned(found, audio_sha256="0" * 64)),
+}
+# What is told of the voice, and signed by somebody who has the key.
+RETOLD: dict[str, dict[str, Any]] = {
+    "another version": {"format": 3},
+    "clips that are none": {"format": 2},
+    "cuts of the older version": {"clip_starts": [0, 24_000]},
+    "cuts of one clip": {"format": 2, "clip_starts": [0, 24_000]},
+    "unknown fields": {"surprise": 1},
+    "no address": {"audio_sha256": None},
+    "no name": {"name": ""},
+    "a name of an id": {"name": "voice_" + "0" * 32},
+    "labels": {"labels": {"": ""}},
+    "long text": {"ref_text": "x" * 3000},
+    "a long field": {100_000 * "/a": 1},
+    "past": {"expires_at": 5.0},
+    "an id that is none": {"id": "voice_1"},
+    "a recording's id": {"id": "cons_" + "0" * 32},
+    "a negative size": {"file_size": -1},
 }
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("what", list(HOSTILE))
+@pytest.mark.parametrize("what", [*HOSTILE, *RETOLD])
 def test_a_hostile_bundle_is_refused_whole(exported, other, what):
-    data = HOSTILE[what](entries(exported[2]))
+    found = entries(exported[2])
+    if what in RETOLD:
+        data = packed(retold(found, **RETOLD[what]))
+    else:
+        data = HOSTILE[what](found)
     with pytest.raises(SpeakerRequestError) as caught:
         Bundles(other, SECRET).import_voice(data)
     assert len(str(caught.value)) < 1_000
@@ -301,7 +367,7 @@ def of_two_clips(store):
     fields = {"clip_starts": (0, 30_000), "ref_text": "one\ntwo"}
     record = store.registrations.register(voice("Ann", audio, **fields), audio).record
     encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
-    assert store.publish(encoding_key, make_encoding(0))
+    assert store.writer.publish(encoding_key, make_encoding(0))
     return record, encoding_key, Bundles(store, SECRET).export("Ann")[1]
 
 
@@ -331,6 +397,48 @@ def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
         assert found.clip_starts == audio.clip_starts
 
 
+@pytest.mark.every_backend
+@pytest.mark.parametrize("num_clips", [1, 2])
+def test_an_upload_that_decodes_otherwise_today_keeps_its_address(
+    store, other, monkeypatch, num_clips
+):
+    """No server took its bundle, not even the one that had made it."""
+    files = [
+        sndfile_bytes(voiced(24_000, seconds=3, pitch_hz=hz), 24_000, *LOSSY["ogg"])
+        for hz in (200, 300)[:num_clips]
+    ]
+    decoded = decode_clips(files)
+    sha = decoded.audio.audio_sha256
+    fields = {}
+    if num_clips > 1:
+        fields = {"clip_starts": decoded.audio.clip_starts, "ref_text": "one\ntwo"}
+    store.registrations.register(voice("Ann", decoded, **fields), decoded)
+    its_key = replace(key(0), audio_sha256=sha)
+    assert store.writer.publish(its_key, make_encoding(0))
+    decode_file = audio_file._decoded
+
+    def other_version(data, starts):
+        audio = decode_file(data, starts)
+        samples = audio.samples * np.float32(0.999)
+        return ReferenceAudio.of(samples, audio.sample_rate_hz, starts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audio_file, "_decoded", other_version)
+        exported = Bundles(store, SECRET).export("Ann")[1]
+        samples = store.read_audio(sha).samples
+    forged = packed(unsigned(entries(exported), language="en"))
+    with pytest.raises(InvalidBundleError, match="not the one that it names"):
+        Bundles(other, SECRET).import_voice(forged)
+    imported = Bundles(other, SECRET).import_voice(exported)
+    assert imported.done.record.audio_sha256 == sha and imported.num_kept == 1
+    found = other.read_audio(sha)
+    assert found.samples.tobytes() == samples.tobytes()
+    assert found.clip_starts == decoded.audio.clip_starts
+    again = Bundles(other, SECRET).export("Ann")[1]
+    Bundles(store, SECRET).import_voice(again, on_conflict="replace")
+    assert store.read_audio(sha).samples.tobytes() == decoded.audio.samples.tobytes()
+
+
 WRONG_CUTS = {
     "none": [],
     "one": [0],
@@ -356,21 +464,10 @@ WRONG_CUTS = {
     ids=[*WRONG_CUTS, "not a line for each"],
 )
 def test_a_bundle_with_other_cuts_is_refused_whole(of_two_clips, other, told):
-    data = packed(retold(entries(of_two_clips[2]), **told))
+    data = packed(unsigned(entries(of_two_clips[2]), **told))
     with pytest.raises(SpeakerRequestError):
         Bundles(other, SECRET).import_voice(data)
     assert other.num_speakers() == 0
-
-
-def test_encodings_that_were_changed_are_made_anew(exported, other):
-    """Nobody but who has the key can have them taken, for any voice."""
-    found = entries(exported[2])
-    told = msgspec.json.decode(found["voice.json"])
-    forged = packed(
-        found | {"voice.json": msgspec.json.encode(told | {"language": "en"})}
-    )
-    imported = Bundles(other, SECRET).import_voice(forged)
-    assert (imported.num_kept, imported.num_left) == (0, 1)
 
 
 def test_a_recording_that_is_no_audio_is_refused(exported, other):

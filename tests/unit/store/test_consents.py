@@ -3,14 +3,8 @@
 import pytest
 
 from tests.store_samples import address, clip, delete, register
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, is_consent_id, new_id
-from vllm_tts_cache.errors import (
-    ConsentInUseError,
-    ConsentLimitError,
-    ConsentNotFoundError,
-    ConsentRequiredError,
-    InvalidSpeakerError,
-)
 
 
 def finish(store, deletion):
@@ -31,7 +25,7 @@ def test_a_recording_is_kept_listed_renamed_and_deleted(store):
     finish(store, store.consents.delete(made[1].consent_id))
     assert store.read_audio(address(1)) is None
     for ask in (store.consents.get, store.consents.delete):
-        with pytest.raises(ConsentNotFoundError):
+        with pytest.raises(errors.ConsentNotFoundError):
             ask(made[1].consent_id)
 
 
@@ -40,7 +34,7 @@ def test_a_recording_that_voices_stand_on_is_kept_and_says_whose_it_is(store):
     consent = store.consents.add("c", "de", clip(0)).consent_id
     record = register(store, "Ann", 1, consent=consent).record
     assert (record.consent, record.consent_id) == (consent, consent)
-    with pytest.raises(ConsentInUseError, match="'Ann'") as caught:
+    with pytest.raises(errors.ConsentInUseError, match="'Ann'") as caught:
         store.consents.delete(consent)
     assert caught.value.voices == ((record.speaker_id, "Ann"),)
     delete(store, "Ann")
@@ -64,7 +58,7 @@ def test_an_audio_is_kept_as_long_as_a_voice_or_a_recording_has_it(store):
 def test_a_recording_is_asked_for_where_the_operator_wants_one(open_here):
     store = open_here(consent="recording")
     for text in ("yes", new_id(CONSENT_PREFIX)):
-        with pytest.raises(ConsentRequiredError, match="voice_consents"):
+        with pytest.raises(errors.ConsentRequiredError, match="voice_consents"):
             register(store, "Ann", 1, consent=text)
     consent = store.consents.add("c", "de", clip(0)).consent_id
     assert register(store, "Ann", 1, consent=consent).record.consent_id == consent
@@ -80,7 +74,7 @@ def test_an_id_of_nothing_is_a_text_like_any_other_where_none_is_needed(store):
 def test_there_are_as_many_recordings_as_voices_at_most(open_here):
     store = open_here(max_uploaded=1)
     store.consents.add("c", "de", clip(0))
-    with pytest.raises(ConsentLimitError, match="SPEAKER_MAX_UPLOADED"):
+    with pytest.raises(errors.ConsentLimitError, match="SPEAKER_MAX_UPLOADED"):
         store.consents.add("d", "de", clip(1))
     assert store.read_audio(address(1)) is None
 
@@ -89,7 +83,7 @@ def test_there_are_as_many_recordings_as_voices_at_most(open_here):
     ("name", "language", "field"), [("", "de", "name"), ("c", "deutsch!", "language")]
 )
 def test_a_label_or_language_that_cannot_be_keeps_nothing(store, name, language, field):
-    with pytest.raises(InvalidSpeakerError) as caught:
+    with pytest.raises(errors.InvalidSpeakerError) as caught:
         store.consents.add(name, language, clip(0))
     assert caught.value.field == field
     assert store.consents.on_page(9) == [] and store.read_audio(address(0)) is None

@@ -1,6 +1,7 @@
 """Two directories are told apart, and one from no two paths."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,20 +35,15 @@ def test_two_directories_are_told_apart(tmp_path):
 
 def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
     barrier = threading.Barrier(8)
-    seen = []
 
-    def open_one():
+    def open_one(_):
         barrier.wait()
         binding.mark(tmp_path)
-        seen.append(store_id_of(tmp_path).id)
+        return store_id_of(tmp_path).id
 
-    threads = [threading.Thread(target=open_one) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(seen)) == 1
-    assert seen[0]
+    with ThreadPoolExecutor(8) as pool:
+        (seen,) = set(pool.map(open_one, range(8)))
+    assert seen
     assert [path.name for path in tmp_path.iterdir()] == [binding.ID_FILE_NAME]
 
 

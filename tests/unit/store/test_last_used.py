@@ -17,11 +17,6 @@ def spoken(store, number):
     store.used([address(number)])
 
 
-def test_nobody_has_spoken_where_nothing_is_encoded(store):
-    register(store, "Ann", 0)
-    assert last_used(store) == []
-
-
 @pytest.mark.every_backend
 def test_the_last_one_comes_first_however_many_encodings_it_has(store):
     for number, name in enumerate(("Ann", "Bob", "Cid", "Dee")):
@@ -46,10 +41,11 @@ def test_of_several_voices_of_one_clip_it_is_the_newest(store):
     assert last_used(store) == ["Cid", "Dee"]
 
 
-def test_inline_clips_are_nobodys(store):
-    store.keep_inline(clip(5))
+def test_inline_clips_are_nobodys_and_what_is_not_encoded_has_not_spoken(store):
+    store.store_inline(clip(5))
     publish(store, 5)
     register(store, "Ann", 0)
-    publish(store, 0)
     spoken(store, 5)
+    assert last_used(store) == []
+    publish(store, 0)
     assert last_used(store) == ["Ann"]

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
 from sqlalchemy import text
 
-from tests.encoding_samples import make_key
+from tests.encoding_samples import is_free, make_key
 from tests.lease_times import SECONDS, delete_participants, shift, silent_for
 from tests.store_samples import address, opened, register, voice
 from vllm_tts_cache import config
@@ -134,9 +135,9 @@ def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
             assert leases.renew(db, mine)  # and the other one is a moment later
 
 
-def until_none_is_alive(store, seconds=10.0):
+def wait_until(condition, seconds=20.0):
     until = time.monotonic() + seconds
-    while store.participants.num_alive():
+    while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -165,13 +166,12 @@ def test_a_lease_lives_on_while_its_process_is_busy_with_other_things(
         assert store.participants.num_alive() == 1
         time.sleep(0.05)
     os.kill(child, signal.SIGSTOP)
-    until_none_is_alive(store)
+    wait_until(lambda: not store.participants.num_alive(), 10.0)
     os.kill(child, signal.SIGCONT)
-    while not store.participants.num_alive():
-        time.sleep(0.02)
+    wait_until(store.participants.num_alive)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    until_none_is_alive(store)
+    wait_until(lambda: not store.participants.num_alive(), 10.0)
 
 
 def test_whoever_was_deleted_joins_anew_once_it_notices(store, open_here, monkeypatch):
@@ -186,10 +186,8 @@ def test_whoever_was_deleted_joins_anew_once_it_notices(store, open_here, monkey
     assert participants(store) == set()
     assert store.progress("Ann").is_finished
     assert pending(other) == 1
-    until = time.monotonic() + 20
-    while other.participants.missed() is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: other.participants.missed() is not None)
+    assert other.participants.standing().seconds == 0  # its last rows may be of Ann
     assert pending(other) == 1
     other.participants.has_deleted_all(other.participants.missed())
     assert other.participants.missed() is None
@@ -209,10 +207,7 @@ def test_whoever_joins_anew_is_asked_about_files_that_it_may_still_read(
     other.participants.join()
     deletion = store.registrations.delete("Ann")
     delete_participants(store)
-    until = time.monotonic() + 20
-    while other.participants.missed() is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: other.participants.missed() is not None)
     store.remove_files(deletion)
     assert other.participants.deletions_to_confirm() == [deletion]
 
@@ -308,7 +303,8 @@ def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypat
 def test_deletions_wait_as_long_as_the_lease_says(store, open_here, ended):
     other = open_here()
     other.participants.join()
-    assert SECONDS / 2 < other.participants.standing().seconds <= SECONDS
+    standing = other.participants.standing()
+    assert SECONDS / 2 < standing.seconds <= SECONDS and standing.epoch > 0
     ended()
     assert other.participants.standing().seconds < 0
     with store.database.write() as db:
@@ -331,20 +327,13 @@ def test_a_turn_to_encode_ends_at_a_fixed_time(store, open_here):
     """What could not be given back was renewed with each later turn, for ever."""
     turns = [LeasedTurns(each.database) for each in (store, open_here())]
     key, other_key = make_key("a"), make_key("b")
-    with taken(turns[0], key):
-        assert [each.try_take(key) for each in turns] == [None, None]
-    with taken(turns[1], key):
-        pass
-    lost = taken(turns[0], key)  # as if it could not give it back
-    with taken(turns[0], other_key), store.database.write() as db:
+    with turns[0].turn(key):
+        assert [is_free(each, key) for each in turns] == [False, False]
+    assert is_free(turns[1], key)
+    lost = ExitStack()  # as if it could not give it back
+    assert lost.enter_context(turns[0].turn(key))
+    with turns[0].turn(other_key), store.database.write() as db:
         db.execute(schema.encode_turn.update().values(until=leases.NOW - 1.0))
-    with taken(turns[1], key):
-        with lost:
-            pass  # it ends after all, and takes nothing from the next
-        assert turns[0].try_take(key) is None
-
-
-def taken(turns, key):
-    turn = turns.try_take(key)
-    assert turn is not None
-    return turn
+    with turns[1].turn(key):
+        lost.close()  # it ends after all, and takes nothing from the next
+        assert not is_free(turns[0], key)

@@ -1,6 +1,6 @@
 """The memory tier, and against a model: per segment, keys ordered by last use."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypothesis import settings
@@ -132,11 +132,8 @@ def test_counts_hold_when_threads_race():
             if n % 13 == 0:
                 tier.delete(make_key(audio).audio_sha256)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     stats = tier.stats()
     assert stats.hits + stats.misses == 1600
     audios = {make_key(audio, 0).audio_sha256 for audio in range(11)}

@@ -1,14 +1,16 @@
 import logging
 import os
 import shutil
-from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.store_samples import (
     address,
     clip,
     opened,
+    path_of,
     publish,
     register,
     settings_of,
@@ -18,10 +20,6 @@ from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.store import recovery
 from vllm_tts_cache.store.opening import open_existing
-
-
-def path_of(store, number=0, kind="audio"):
-    return Path(store.files.file_name(address(number), kind))
 
 
 def everything(directory):
@@ -41,8 +39,8 @@ def test_files_that_nobody_has_are_shown_and_removed(store):
     extra = path_of(store, 0, "f" * 64)
     shutil.copy(path_of(store, 0), extra)
     problems = store.verify()
-    assert any(f"{address(1)}: nobody has its audio" in line for line in problems)
-    assert any(f"{address(0)}: nobody has its encoding" in line for line in problems)
+    assert any(f"{address(1)}: its audio has no row" in line for line in problems)
+    assert any(f"{address(0)}: its encoding by" in line for line in problems)
     assert len(store.recover()) == 2
     assert not orphan.parent.exists()
     assert not extra.exists()
@@ -54,7 +52,7 @@ def test_files_that_nobody_has_are_shown_and_removed(store):
 def test_rows_without_a_file_are_shown_and_deleted(store):
     register(store, "Ann", 0)
     publish(store, 0)
-    store.keep_inline(clip(1))
+    store.store_inline(clip(1))
     path_of(store, 1).unlink()
     path_of(store, 0, "e" * 64).unlink()
     assert len(store.verify()) == 2
@@ -122,11 +120,20 @@ def test_what_a_living_process_is_writing_is_neither(store, open_here):
 
 
 @pytest.mark.every_backend
+def test_what_another_program_tidied_up_is_made_again(store):
+    """Every write of a server failed until it was restarted."""
+    register(store, "Ann")
+    shutil.rmtree(store.files.partial)
+    register(store, "Bea", 1)
+    assert store.verify() == []
+
+
+@pytest.mark.every_backend
 def test_registered_files_that_no_speaker_has_are_removed(store):
     with store.database.write() as db:
         register_row = stored_files.StoredFile(
             audio_sha256=address(3),
-            kind="audio",
+            artifact="audio",
             segment=stored_files.Segment.REGISTERED,
             num_bytes=5,
         )
@@ -159,7 +166,7 @@ def test_of_what_was_recovered_each_kind_is_counted_in_one_line(
     register(store, "Ann", 9)
     store.registrations.delete("Ann")
     for number in range(3):
-        store.keep_inline(clip(number))
+        store.store_inline(clip(number))
         path_of(store, number).unlink()
     publish(store, 2)
     path_of(store, 2, "e" * 64).unlink(missing_ok=True)
@@ -231,7 +238,7 @@ def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeyp
         return found
 
     # Some directory, so that the walk has a part to look at.
-    store.keep_inline(clip(1))
+    store.store_inline(clip(1))
     path_of(store).parent.parent.mkdir(exist_ok=True)
     monkeypatch.setattr(store.files, "addresses", look_then_register)
     assert store.recover() == []
@@ -240,15 +247,11 @@ def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeyp
 
 @pytest.mark.every_backend
 def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
-    from safetensors.numpy import save_file
-
     store = opened(tmp_path)
     register(store, "Ann")
     deletion = store.registrations.delete("Ann")
     register(store, "Bob", 1)
     store.close()
-    import numpy as np
-
     metadata = {"name": "stock", "created_at": "5", "sample_rate": "24000"}
     audio = {"audio": np.full(24_000, 0.1, np.float32)}
     save_file(audio, tmp_path / "stock_5.safetensors", metadata=metadata)

@@ -1,10 +1,12 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
 
+from tests.audio_clips import ffmpeg_bytes, voiced
 from tests.encoding_samples import assert_same, make_encoding
 from tests.store_samples import (
     address,
@@ -17,23 +19,18 @@ from tests.store_samples import (
     traces,
     voice,
 )
-from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache import errors
+from vllm_tts_cache.audio.decode import DecodedAudio, decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
-from vllm_tts_cache.errors import (
-    AudioBudgetError,
-    SpeakerExistsError,
-    SpeakerLimitError,
-    StorageError,
-)
+from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey, Segment
 from vllm_tts_cache.store.encoding import EncodingKey
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 
 
-def files(store, segment, kind="audio"):
-    return store.usage()[segment][kind].num_files
+def files(store, segment, artifact="audio"):
+    return store.usage()[segment][artifact].num_files
 
 
 def stored_paths(store):
@@ -56,8 +53,6 @@ def test_registering_stores_row_and_audio_in_one_directory(store):
 
 @pytest.mark.every_backend
 def test_an_upload_is_stored_no_larger_than_it_came(store):
-    from tests.audio_clips import ffmpeg_bytes, voiced
-
     data = ffmpeg_bytes(voiced(), 24_000, "mp3", "libmp3lame")
     audio = decode(data)
     store.registrations.register(voice("Ann", audio), audio)
@@ -69,26 +64,20 @@ def test_an_upload_is_stored_no_larger_than_it_came(store):
 
 
 @pytest.mark.every_backend
-def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store):
-    for name in ("Ann", "Bob"):
-        assert register(store, name).deletion is None
+@pytest.mark.parametrize(
+    "other", [("Bob", "default"), ("Ann", "other")], ids="of a {0[1]} tenant".format
+)
+def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store, other):
+    name, tenant = other
+    assert register(store, "Ann").deletion is None
+    assert register(store, name, tenant=tenant).deletion is None
     publish(store)
     deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
-    assert store.find("Bob").fingerprints == {"e" * 64}
+    assert store.find(name, tenant).fingerprints == {"e" * 64}
     assert store.read_audio(address()) is not None
-    delete(store, "Bob")
-    assert stored_paths(store) == []
-
-
-@pytest.mark.every_backend
-def test_a_tenants_clip_stays_while_another_tenant_has_it(store):
-    register(store, "Ann")
-    register(store, "Ann", tenant="other")
-    delete(store, "Ann")
-    assert store.read_audio(address()) is not None
-    store.remove_files(store.registrations.delete("Ann", "other"))
-    assert traces(store.directory, address()) == []
+    store.remove_files(store.registrations.delete(name, tenant))
+    assert traces(store.directory, address()) == stored_paths(store) == []
 
 
 @pytest.mark.every_backend
@@ -107,6 +96,65 @@ def test_replacing_keeps_what_running_requests_need_until_it_is_carried_out(stor
     assert store.num_unfinished_deletions() == 0
 
 
+def asked(name, key="key", tenant="default"):
+    return IdempotencyKey.of(key, tenant, name)
+
+
+def register_by(store, its_key, name="Ann", **fields):
+    new = voice(name, clip(), idempotency_key=its_key, **fields)
+    return store.registrations.register(new, clip())
+
+
+@pytest.mark.every_backend
+def test_a_request_is_done_once_by_its_key_whichever_servers_are_asked(store):
+    """Also if the first one was killed once it had committed."""
+    first = register_by(store, asked("Ann")).record
+    with closing(opened(store.directory)) as other:
+        again = register_by(other, asked("Ann"))
+    assert (again.record, again.replaced, again.deletion) == (first, None, None)
+    usage = store.usage_of("default")
+    assert (usage.num_voices, usage.audio_bytes) == (
+        1,
+        store.usage()[REGISTERED]["audio"].num_bytes,
+    )
+    theirs = asked("Ann", tenant="other")
+    assert register_by(store, theirs, tenant="other").record != first
+    with pytest.raises(errors.InvalidSpeakerError, match="Idempotency-Key"):
+        register_by(store, asked("Bob"), "Bob")
+    end = asked("Ann", "end")
+    store.remove_files(store.registrations.delete("Ann", key=end))
+    register(store, "Ann", 1)  # another voice of that name
+    for repeat in (
+        lambda: register_by(store, asked("Ann")),
+        lambda: store.registrations.delete("Ann", key=end),
+    ):
+        with pytest.raises(errors.AlreadyDoneError, match=first.speaker_id):
+            repeat()
+    assert store.find("Ann").record.audio_sha256 == address(1)
+    assert store.verify() == []
+
+
+@pytest.mark.every_backend
+def test_tries_that_come_together_register_one_voice(store):
+    with ThreadPoolExecutor(4) as threads:
+        tries = [threads.submit(register_by, store, asked("Ann")) for _ in range(4)]
+        [record] = {each.result().record for each in tries}
+    assert list(store.iter_names()) == ["Ann"]
+    assert record.generation == store.find("Ann").record.generation
+
+
+@pytest.mark.every_backend
+def test_keys_of_more_than_a_day_ago_go(store):
+    for number in range(30):
+        register_by(store, asked("Ann", f"old {number}"))
+    with store.database.write() as db:
+        db.execute(schema.done_request.update().values(done_at=time.time() - 90_000))
+    for number in range(5):
+        register_by(store, asked("Ann", f"new {number}"))
+    with store.database.read() as db:
+        assert len(db.execute(schema.done_request.select()).all()) == 5
+
+
 def test_registering_the_same_clip_again_deletes_nothing(store):
     register(store, "Ann")
     publish(store)
@@ -118,17 +166,17 @@ def test_registering_the_same_clip_again_deletes_nothing(store):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"registration_policy": "immutable"}, SpeakerExistsError),
-        ({"max_uploaded": 1}, SpeakerLimitError),
-        ({"audio_max_bytes": 10_000}, AudioBudgetError),
+        ({"registration_policy": "immutable"}, errors.SpeakerExistsError),
+        ({"max_uploaded": 1}, errors.SpeakerLimitError),
+        ({"audio_max_bytes": 10_000}, errors.AudioBudgetError),
     ],
 )
 def test_a_refused_registration_leaves_everything_as_it_was(open_here, settings, error):
     store = open_here(**settings)
     record = register(store, "Ann", 0).record
-    store.keep_inline(clip(2))
+    store.store_inline(clip(2))
     before = stored_paths(store)
-    name = "Ann" if error is SpeakerExistsError else "Bob"
+    name = "Ann" if error is errors.SpeakerExistsError else "Bob"
     for number in (1, 2):
         with pytest.raises(error):
             register(store, name, number)
@@ -146,13 +194,15 @@ def test_the_budget_of_audio_counts_what_a_replaced_voice_gives_back(open_here):
         register(store, "same clip, no more bytes", number)
         store.remove_files(store.registrations.delete("same clip, no more bytes"))
         assert (done.deletion is None) == (number == 0)
+        if done.deletion is not None:
+            store.remove_files(done.deletion)
 
 
 @pytest.mark.every_backend
 def test_registering_an_inline_clip_moves_it_and_its_encodings(store):
-    store.keep_inline(clip())
+    store.store_inline(clip())
     publish(store)
-    (path,) = [path for path in stored_paths(store) if path.stem == AUDIO_KIND]
+    (path,) = [path for path in stored_paths(store) if path.stem == AUDIO]
     before = path.stat().st_ino
     register(store, "Ann")
     assert path.stat().st_ino == before
@@ -161,16 +211,27 @@ def test_registering_an_inline_clip_moves_it_and_its_encodings(store):
 
 
 @pytest.mark.every_backend
+def test_registering_an_evicted_inline_clip_moves_the_encodings_that_stayed(open_here):
+    store = open_here(inline_audio_max_bytes=1)
+    store.store_inline(clip())
+    publish(store)
+    store.store_inline(clip(1))
+    assert store.read_audio(address()) is None
+    register(store, "Ann")
+    assert files(store, REGISTERED, "encodings") == 1
+
+
+@pytest.mark.every_backend
 def test_a_registered_clip_that_comes_inline_stays_registered(store):
     register(store, "Ann")
-    store.keep_inline(clip())
+    store.store_inline(clip())
     assert (files(store, REGISTERED), files(store, INLINE)) == (1, 0)
 
 
 @pytest.mark.every_backend
 def test_an_encoding_without_stored_audio_is_not_kept(store):
     assert publish(store) is False
-    assert store.is_stored(key()) is False
+    assert store.read_here(key()) is None
     assert stored_paths(store) == []
 
 
@@ -195,9 +256,9 @@ def test_what_is_stored_is_told_by_query(store):
     publish(store, 0)
     publish(store, 2, "f")
     assert store.stored_since(start)[1] == [key(0), key(2, "f")]
-    assert store.stored_kinds([address(0), address(2), address(7)]) == {
-        address(0): {AUDIO_KIND, "e" * 64},
-        address(2): {AUDIO_KIND, "f" * 64},
+    assert store.stored_artifacts([address(0), address(2), address(7)]) == {
+        address(0): {AUDIO, "e" * 64},
+        address(2): {AUDIO, "f" * 64},
         address(7): frozenset(),
     }
     assert store.has_audio(address(1))
@@ -206,16 +267,16 @@ def test_what_is_stored_is_told_by_query(store):
 
 @pytest.mark.parametrize("bad", ["", "a/b", "../" * 22, "A" * 64, "a" * 63, "a" * 65])
 def test_nothing_but_an_address_names_a_path(store, bad):
-    for call in (
-        lambda: store.read_audio(bad),
-        lambda: store.read(EncodingKey(audio_sha256=bad, encoder_fingerprint="e" * 64)),
-        lambda: store.read(EncodingKey(audio_sha256="a" * 64, encoder_fingerprint=bad)),
-        lambda: store.is_stored(
-            EncodingKey(audio_sha256=bad, encoder_fingerprint="e" * 64)
-        ),
+    audio = EncodingKey(audio_sha256=bad, encoder_fingerprint="e" * 64)
+    encoder = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint=bad)
+    for call, given in (
+        (store.read_audio, bad),
+        (store.read, audio),
+        (store.read, encoder),
+        (store.files.has_any, bad),
     ):
-        with pytest.raises(StorageError, match="Not a content address"):
-            call()
+        with pytest.raises(errors.StorageError, match="Not a content address"):
+            call(given)
 
 
 @pytest.mark.every_backend
@@ -321,20 +382,12 @@ def test_deleting_a_name_again_tells_of_the_new_deletion(store):
     assert store.progress("Ann").is_finished
 
 
-def test_an_embedding_is_deleted_as_well(store):
-    store.registrations.register(voice("Ann", None), None)
-    deletion = store.registrations.delete("Ann")
-    assert deletion.audio_sha256 is None
-    store.remove_files(deletion)
-    assert store.progress("Ann").is_finished
-
-
 @pytest.mark.every_backend
 def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
     """Registered or inline: what has a row stays, what was the deleted voice's goes."""
     for come_back in (
         lambda: register(store, "Bob"),
-        lambda: store.keep_inline(clip()),
+        lambda: store.store_inline(clip()),
     ):
         register(store, "Ann")
         publish(store, 0, "e")
@@ -344,8 +397,8 @@ def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
         publish(store, 0, "e")
         store.remove_files(deletion)
         assert store.read_audio(address()) is not None
-        assert store.is_stored(key(0, "e"))
-        assert not store.is_stored(key(0, "f"))
+        assert store.read_here(key(0, "e"))
+        assert not store.read_here(key(0, "f"))
         assert store.progress("Ann").is_finished
         assert store.verify() == []
         store.acknowledge(deletion.id)
@@ -395,9 +448,7 @@ def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_he
 def test_samples_that_came_without_a_file_are_stored_exactly(store):
     samples = np.array([0.1, -0.0, 1e-30, 0.5], np.float32)
     audio = ReferenceAudio.of(samples, 8000)
-    from vllm_tts_cache.audio.decode import DecodedAudio
-
-    store.keep_inline(DecodedAudio(audio, ()))
+    store.store_inline(DecodedAudio(audio, ()))
     assert store.read_audio(audio.audio_sha256).samples.tobytes() == (
         audio.samples.tobytes()
     )

@@ -3,17 +3,11 @@
 import pytest
 
 from tests.store_samples import address, clip, voice
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.owners import TenantUsage
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerChanges
-from vllm_tts_cache.errors import (
-    AudioBudgetError,
-    ConsentLimitError,
-    ConsentNotFoundError,
-    SpeakerLimitError,
-    SpeakerNotFoundError,
-)
 from vllm_tts_cache.tenants import Limits
 
 A, B = "acme", "zenith"
@@ -27,7 +21,7 @@ def num_bytes(store, number=0):
     with store.database.read() as db:
         row = schema.stored_file
         query = row.select().where(
-            row.c.audio_sha256 == address(number), row.c.kind == "audio"
+            row.c.audio_sha256 == address(number), row.c.artifact == "audio"
         )
         return db.execute(query).one().num_bytes
 
@@ -97,10 +91,10 @@ def test_a_tenant_has_as_many_voices_and_recordings_as_it_may(store):
     limits = Limits(max_voices=1)
     add(store, "ann", limits=limits)
     add(store, "ann", 1, limits=limits)  # the same one
-    with pytest.raises(SpeakerLimitError, match=r"1 voices .* max_voices"):
+    with pytest.raises(errors.SpeakerLimitError, match=r"1 voices .* max_voices"):
         add(store, "bea", limits=limits)
     store.consents.add("Ann", "de", clip(), A, limits)
-    with pytest.raises(ConsentLimitError, match="max_voices"):
+    with pytest.raises(errors.ConsentLimitError, match="max_voices"):
         store.consents.add("Bea", "de", clip(), A, limits)
     add(store, "bea", tenant=B, limits=limits)
     assert store.num_speakers() == 2
@@ -116,9 +110,10 @@ def test_a_tenants_audio_has_as_many_bytes_as_it_may_and_no_file_stays(store):
         lambda: add(store, "cid", 1, limits=limits),
         lambda: store.consents.add("Cid", "de", clip(1), A, limits),
     ):
-        with pytest.raises(AudioBudgetError, match="max_audio_bytes"):
+        with pytest.raises(errors.AudioBudgetError, match="max_audio_bytes"):
             tried()
-    assert not store.has_audio(address(1)) and store.files.kinds(address(1)) == set()
+    assert not store.has_audio(address(1))
+    assert store.files.artifacts(address(1)) == set()
     assert store.find("cid", A) is None
     add(store, "cid", 1, tenant=B)
 
@@ -127,7 +122,7 @@ def test_the_limits_of_all_together_stay(open_here):
     store = open_here(max_uploaded=2)
     add(store, "ann")
     add(store, "ann", tenant=B)
-    with pytest.raises(SpeakerLimitError, match="SPEAKER_MAX_UPLOADED"):
+    with pytest.raises(errors.SpeakerLimitError, match="SPEAKER_MAX_UPLOADED"):
         add(store, "bea", limits=Limits(max_voices=9))
     assert store.verify() == []
 
@@ -147,10 +142,10 @@ def test_ids_and_deletions_of_another_tenant_are_of_nobody(store):
         ),
         lambda: store.registrations.change("ann", change, B),
     ):
-        with pytest.raises(SpeakerNotFoundError):
+        with pytest.raises(errors.SpeakerNotFoundError):
             ask()
     for ask in (store.consents.get, store.consents.delete):
-        with pytest.raises(ConsentNotFoundError):
+        with pytest.raises(errors.ConsentNotFoundError):
             ask(recording.consent_id, B)
     assert store.find(ann.speaker_id, B) is None
     page = Page(limit=9, after=ann.speaker_id, tenant=B)

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.encoding_samples import make_key
-from vllm_tts_cache.errors import StorageError
+from tests.encoding_samples import is_free, make_key
 from vllm_tts_cache.store.locks import KeyTurns
 
 FORK = multiprocessing.get_context("fork")
@@ -27,73 +26,70 @@ def open_turns(tmp_path):
 
 def test_one_has_the_turn_of_a_key_and_others_do_not_wait(open_turns):
     one, other = open_turns(), open_turns()
-    turn = one.try_take(make_key(1))
-    with turn:
-        assert one.try_take(make_key(1)) is None
-        assert other.try_take(make_key(1)) is None
-        with other.try_take(make_key(2)):
-            assert one.try_take(make_key(2)) is None
-    with other.try_take(make_key(1)):
-        assert one.try_take(make_key(1)) is None
+    with one.turn(make_key(1)):
+        for _ in range(2):  # who does not get it does not end it
+            assert not is_free(one, make_key(1))
+            assert not is_free(other, make_key(1))
+        with other.turn(make_key(2)):
+            assert not is_free(one, make_key(2))
+    with other.turn(make_key(1)):
+        assert not is_free(one, make_key(1))
 
 
 def test_a_turn_ends_with_an_exception(open_turns):
     turns = open_turns()
-    with pytest.raises(RuntimeError), turns.try_take(make_key()):
+    with pytest.raises(RuntimeError), turns.turn(make_key()):
         raise RuntimeError
-    with turns.try_take(make_key()):
-        pass
+    assert is_free(turns, make_key())
 
 
 def test_no_key_waits_for_another(open_turns):
     turns = open_turns()
     with ExitStack() as held:
-        for n in range(300):
-            held.enter_context(turns.try_take(make_key(n)))
+        assert all(held.enter_context(turns.turn(make_key(n))) for n in range(300))
 
 
 def test_one_of_many_threads_gets_it(open_turns):
     turns = [open_turns() for _ in range(2)]
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda n: turns[n % 2].try_take(make_key()), range(40)))
-    assert sum(turn is not None for turn in taken) == 1
+    with ExitStack() as held, ThreadPoolExecutor(8) as pool:
+        enter = held.enter_context
+        taken = pool.map(lambda n: enter(turns[n % 2].turn(make_key())), range(40))
+        assert sum(taken) == 1
 
 
 def test_a_turn_ends_with_its_process(open_turns):
     mine, taken = open_turns(), FORK.Event()
 
     def take_and_wait() -> None:
-        turn = open_turns().try_take(make_key())
-        with turn:
+        with open_turns().turn(make_key()):
             taken.set()
             signal.pause()
 
     process = FORK.Process(target=take_and_wait)
     process.start()
     assert taken.wait(30)
-    assert mine.try_take(make_key()) is None
+    assert not is_free(mine, make_key())
     process.kill()
     process.join()
-    with mine.try_take(make_key()):
-        pass
+    assert is_free(mine, make_key())
 
 
 def test_a_child_does_not_hold_what_its_parent_took(open_turns):
     turns, other = open_turns(), open_turns()
     reader, writer = os.pipe()
-    with turns.try_take(make_key()):
+    with turns.turn(make_key()):
         if (child := os.fork()) == 0:
-            os.write(writer, b"x" if turns.try_take(make_key()) is None else b"?")
+            os.write(writer, b"?" if is_free(turns, make_key()) else b"x")
             signal.pause()
         assert os.read(reader, 1) == b"x"
-        assert other.try_take(make_key()) is None
-    with other.try_take(make_key()):
-        pass
+        assert not is_free(other, make_key())
+    assert is_free(other, make_key())
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def test_a_lock_file_that_cannot_be_opened_is_a_storage_error(tmp_path):
+def test_where_the_file_cannot_be_locked_each_has_the_turn(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError):
-        KeyTurns(tmp_path / "file" / "turns.lock").try_take(make_key())
+    turns = KeyTurns(tmp_path / "file" / "turns.lock")
+    with turns.turn(make_key()):
+        assert is_free(KeyTurns(tmp_path / "file" / "turns.lock"), make_key())

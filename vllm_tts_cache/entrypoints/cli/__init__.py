@@ -1,7 +1,7 @@
 """The command line: ``vllm-tts-cache``.
 
-Each command is a module, imported when it is called or asked for its help: ``--help``
-and a shell's completion answer at once, and none imports torch or vLLM before it runs.
+A command's module is imported when the command is called or asked for its help, so that
+``--help`` and a shell's completion answer at once.
 """
 
 import os
@@ -14,18 +14,11 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from vllm_tts_cache import __version__
+from vllm_tts_cache import __version__, errors
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.common import STATUSES, complain, new_app
-from vllm_tts_cache.errors import (
-    ConfigError,
-    NotThereError,
-    ServerUnreachableError,
-    SpeakerNotFoundError,
-    TTSCacheError,
-)
 
-# name -> (module, what the list says of it); a command is the module's `<name>_app`.
+# name -> (module, text in the list); the module has the command as `<name>_app`.
 _COMMANDS = {
     "voices": ("voices", "list, add, check, change, save and try voices"),
     "doctor": ("doctor", "look for what is wrong or slow on this machine"),
@@ -47,12 +40,12 @@ class _Commands(TyperGroup):
     """Finds a command by importing its module."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names, without importing any."""
+        """Return the names of all commands, without importing their modules."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import one."""
+        """Import a command's module and return the command; None if there is none."""
         del ctx
         if (found := _COMMANDS.get(cmd_name)) is None:
             return None
@@ -60,7 +53,7 @@ class _Commands(TyperGroup):
         return get_command(getattr(module, f"{cmd_name.replace('-', '_')}_app"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list, without importing any."""
+        """Write the list of commands, without importing their modules."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
@@ -88,7 +81,7 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status, one of `common.STATUSES`.
 
-    What the environment keeps it from (a disk, a locale, a closed output) is one line.
+    A failure of the environment (a disk, a locale, a closed output) prints one line.
     """
     if not common.open_streams():
         return complain("the standard output is closed", common.FAILED)
@@ -96,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         app(None if argv is None else list(argv), prog_name="vllm-tts-cache")
     except SystemExit as exc:
         return _flushed(exc.code if isinstance(exc.code, int) else 0)
-    except TTSCacheError as exc:
+    except errors.TTSCacheError as exc:
         return complain(exc, _status_of(exc))
     except (OSError, UnicodeError) as exc:
         return complain(common.reason_of(exc), common.FAILED)
@@ -104,20 +97,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flushed(status: int) -> int:
-    """Write what is left of the output: a full disk shows at the end."""
+    """Flush the output, as a full disk may show at its end only; return the status."""
     try:
         sys.stdout.flush()
     except OSError as exc:
-        # What is left is not tried again when the process ends.
+        # So that Python does not flush the rest again when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status or complain(f"the standard output: {exc}", common.FAILED)
     return status
 
 
-def _status_of(error: TTSCacheError) -> int:
-    if isinstance(error, ConfigError):
+def _status_of(error: errors.TTSCacheError) -> int:
+    if isinstance(error, errors.ConfigError):
         return common.WRONG
-    if isinstance(error, ServerUnreachableError):
+    if isinstance(error, errors.ServerUnreachableError):
         return common.UNREACHABLE
-    is_not_found = isinstance(error, SpeakerNotFoundError | NotThereError)
+    is_not_found = isinstance(error, errors.SpeakerNotFoundError | errors.NotThereError)
     return common.NOT_FOUND if is_not_found else common.FAILED

@@ -1,4 +1,4 @@
-"""What commands share: how they are made, fail and print; options, and a client."""
+"""What commands share: options, exit statuses, printing, errors, and a client."""
 
 import io
 import json
@@ -43,8 +43,8 @@ ApiKey = Annotated[
     typer.Option(
         "--api-key",
         metavar="KEY",
-        # Not OPENAI_API_KEY: it is OpenAI's on most machines, and would be sent to
-        # whatever server is named.
+        # Not OPENAI_API_KEY: on most machines it holds a key of OpenAI's, which would
+        # be sent to the server that --url names.
         envvar="VLLM_API_KEY",
         help="as of `vllm serve --api-key`, or a tenant's",
         show_default=False,
@@ -81,8 +81,7 @@ ExpiresAt = Annotated[
     str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
 ]
 Search = Annotated[
-    str | None,
-    typer.Option(help="part of a name, a description or a label's value"),
+    str | None, typer.Option(help="part of a name, a description or a label's value")
 ]
 
 
@@ -90,22 +89,19 @@ class _App(typer.Typer):
     """A group of commands that read their texts as UTF-8."""
 
     def command(self, name: str | None = None, **options: Any) -> Any:
-        """Add one."""
+        """Add a command."""
         return super().command(name, **{"cls": _Command, **options})
 
 
 class _Command(TyperCommand):
-    """Takes texts as UTF-8, also where the locale knows ASCII alone.
+    """A command that takes texts as UTF-8, also where the locale knows ASCII alone.
 
     Python hands over bytes that the locale cannot read as halves of characters, which
-    no server takes. Paths may hold them.
+    no server takes. Paths may hold such halves.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and read each text.
-
-        Raises: ConfigError: One is not UTF-8.
-        """
+        """Parse, and decode texts. Raises: ConfigError if one is not UTF-8."""
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
             if (name := parameter.name) in ctx.params:
@@ -133,9 +129,9 @@ def _read(value: Any, parameter: Any) -> Any:
 
 
 def open_streams() -> bool:
-    """Have every text be written, spelt out where the locale lacks a character.
+    """Make the streams escape characters that the locale lacks; open missing ones.
 
-    Returns: Whether there is a standard output; some start programs without.
+    Returns: Whether there was a standard output: a program may be started without one.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
@@ -173,13 +169,13 @@ def examples(*lines: str) -> str:
 def print_json(value: Any) -> None:
     """Print a document.
 
-    In ASCII: half a character, or one that turns a line around, is spelt out.
+    All but ASCII is escaped, so half a character, or one that reverses a line, is, too.
     """
     sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
 
 
 def print_columns(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows below headings, as wide as they are; nothing is cut off."""
+    """Print rows below headings, each column as wide as its widest cell."""
     from rich.cells import cell_len
 
     lines = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
@@ -191,53 +187,44 @@ def print_columns(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Non
 
 
 def say(text: str) -> None:
-    """Print a line of a result."""
+    """Print a line of a command's result."""
     sys.stdout.write(f"{printable(text)}\n")
 
 
 def note(text: str) -> None:
-    """Print a line that is no result."""
+    """Print a line to stderr that is no part of the command's result."""
     sys.stderr.write(f"{printable(text)}\n")
 
 
 def complain(error: Exception | str, status: int) -> int:
-    """Print a line that says what went wrong."""
+    """Print an error as one line to stderr, and return the exit status."""
     sys.stderr.write(f"vllm-tts-cache: {printable(str(error), 4000)}\n")
     return status
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's text; of a character that cannot be written also what helps."""
+    """Return an error's text; for a character that cannot be written, with a hint."""
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
         return f"{error}; set PYTHONUTF8=1, so that it is written in UTF-8"
     return str(error)
 
 
 def leave(status: int) -> None:
-    """End the command with a status, unless it is 0.
-
-    Raises: typer.Exit.
-    """
+    """End the command with a status, unless it is 0. Raises: typer.Exit."""
     if status:
         raise typer.Exit(status)
 
 
 def pairs(labels: list[str] | None) -> dict[str, str]:
-    """Parse ``key:value`` texts.
-
-    Raises: ConfigError.
-    """
+    """Parse ``key:value`` texts. Raises: ConfigError."""
     found = [text.partition(":") for text in labels or ()]
     if not all(key.strip() and separator for key, separator, _ in found):
-        raise ConfigError("--label: write it as KEY:VALUE")
+        raise ConfigError("--label: write each label as KEY:VALUE")
     return {key.strip(): value.strip() for key, _, value in found}
 
 
 def client_of(url: str, api_key: str | None) -> "VoicesClient":
-    """Return a client; nothing is sent yet.
-
-    Raises: ConfigError.
-    """
+    """Return a client; nothing is sent yet. Raises: ConfigError."""
     from vllm_tts_cache.client import VoicesClient
 
     return VoicesClient(url, api_key)

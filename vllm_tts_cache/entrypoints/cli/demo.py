@@ -1,4 +1,4 @@
-"""``vllm-tts-cache demo``: the whole promise, shown on a real server, on a CPU."""
+"""``vllm-tts-cache demo``: shows on a real server that a clip is encoded once."""
 
 import hashlib
 import re
@@ -23,14 +23,9 @@ from vllm_tts_cache.entrypoints.cli import common, trial
 from vllm_tts_cache.errors import ServerFaultError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import CLONE_MODE, CloneFacts, Family
+from vllm_tts_cache.testing import server as servers
 from vllm_tts_cache.testing.clips import SPEECH
-from vllm_tts_cache.testing.server import (
-    Server,
-    ServerOptions,
-    Speech,
-    SpeechClient,
-    data_url,
-)
+from vllm_tts_cache.testing.server import Speech, SpeechClient
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 VOICE = "keeper"
@@ -49,10 +44,10 @@ class Act:
     """One request, and what must hold of its answer.
 
     Attributes:
-        num_encodes: By each encoder, since this server's start.
-        says: What the answer must contain.
-        take: Requests with the same take must be the same audio, bit for bit; None of
-            a request that asks for none.
+        num_encodes: Encodes by each encoder, since this server's start.
+        says: A text that the answer must contain.
+        take: Requests with the same take must give the same audio, bit for bit; None
+            for a request that asks for no audio.
     """
 
     label: str
@@ -83,8 +78,8 @@ class Story:
     """What has happened so far, and the audio that later answers must equal.
 
     Attributes:
-        encoders: Of the family that is served.
-        starts: Numbers of the outcomes that are the first of a server.
+        encoders: The encoders of the family that is served.
+        starts: For each server, the number of its first outcome.
     """
 
     encoders: tuple[str, ...]
@@ -108,10 +103,10 @@ class Story:
         self.outcomes.append(Outcome(act, answer, client.encodes(), tuple(problems)))
 
     def problems(self) -> list[str]:
-        """Return everything that did not hold, one line each."""
+        """Return what went wrong, one line each."""
         found = [f"{o.act.label}: {p}" for o in self.outcomes for p in o.problems]
         if len(set(self.takes.values())) < len(self.takes):
-            found.append("two modes are the same audio")
+            found.append("two modes gave the same audio")
         return found
 
     def _answer_problems(self, act: Act, answer: Speech) -> Iterator[str]:
@@ -151,15 +146,15 @@ def _speak(**fields: Any) -> Send:
 
 
 def acts_of(family: Family) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
-    """Return what the first and the second server are asked.
+    """Return the acts for the first and for the second server.
 
-    The voice speaks in the mode that a voice with a transcript has, and then in every
-    other one of the family.
+    The voice speaks in the usual mode of a voice with a transcript, and then in every
+    other mode of the family.
     """
     usual = family.mode(CloneFacts(stored_transcript=True))
     speak = _speak(voice=VOICE)
     inline = _speak(
-        ref_audio=data_url(SPEECH.path),
+        ref_audio=servers.data_url(SPEECH.path),
         ref_text=SPEECH.transcript,
         extra_params={CLONE_MODE: usual.name},
     )
@@ -218,7 +213,7 @@ def demo(
     logs = trial.emptied(work / "logs")
     with progress.status("starting") as status:
         for number, acts in enumerate(acts_of(chosen), start=1):
-            options = ServerOptions(
+            options = servers.ServerOptions(
                 model=model,
                 samples_dir=samples_dir,
                 log_path=logs / f"server-{number}.log",
@@ -238,10 +233,10 @@ def demo(
 
 
 def _play(
-    options: ServerOptions, acts: Sequence[Act], story: Story, status: Status
+    options: servers.ServerOptions, acts: Sequence[Act], story: Story, status: Status
 ) -> None:
     story.starts.append(len(story.outcomes))
-    server, began = Server(options), time.monotonic()
+    server, began = servers.Server(options), time.monotonic()
     log = options.log_path
     try:
         server.start(
@@ -306,14 +301,14 @@ def _save_audio(work: Path, outcomes: Sequence[Outcome], sample_rate_hz: int) ->
 
 def _print_verdict(console: Console, problems: Sequence[str], work: Path) -> None:
     if problems:
-        console.print("[red]What did not hold:[/red]")
+        console.print("[red]What went wrong:[/red]")
         for problem in problems:
             console.print(f"  {problem}", markup=False, soft_wrap=True)
         console.print(f"Server logs: {work / 'logs'}", soft_wrap=True)
         return
     console.print(
-        "[green]All of it held:[/green] the clip was encoded once, before anybody "
-        "spoke; no request waited for it, not after the restart either; equal "
+        "[green]All went well:[/green] the clip was encoded once, before the first "
+        "speech; no request waited for an encode, before or after the restart; equal "
         "requests gave equal audio, bit for bit, on this processor."
     )
 

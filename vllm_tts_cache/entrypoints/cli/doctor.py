@@ -1,6 +1,6 @@
 """``vllm-tts-cache doctor``: what is wrong or slow, and what to do about it.
 
-The server at a URL is looked at here: whether it is one of ours, and how it is.
+This module checks the server at a URL; `doctor_checks` checks this machine.
 """
 
 import os
@@ -11,29 +11,17 @@ from typing import Annotated
 
 import typer
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
-from vllm_tts_cache.entrypoints.cli.doctor_checks import (
-    Finding,
-    fail,
-    median_ms,
-    warn,
-)
-from vllm_tts_cache.errors import (
-    ConfigError,
-    ConnectionSettingError,
-    RouteMissingError,
-    ServerAnswerError,
-    ServerUnreachableError,
-)
 from vllm_tts_cache.logs import printable
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_WIDTH = 15
-# Over HTTP, on the same machine or in the same rack.
+# A look-up over HTTP, on the same machine or in the same rack.
 _SLOW_LOOK_MS = 50.0
-# Counters of a worker that are 0 on a healthy server, and what they say.
+# Counters of a worker that are 0 on a healthy server, and the hint if they are not.
 _SIGNS = {
     "failed_prompts": "requests lost their voice in the engine",
     "corrupt": "stored encodings did not match: vllm-tts-cache verify",
@@ -74,7 +62,7 @@ def doctor(
 
     JSON: {"ok": true, "checks": [{"name", "status": "ok|warn|fail", "text", "hint"}]}.
     """
-    found: list[Finding] = []
+    found: list[checks.Finding] = []
     for each in _findings(url, api_key, directory, quick=quick):
         found.append(each)
         if not as_json:
@@ -87,7 +75,7 @@ def doctor(
 
 def _findings(
     url: str | None, api_key: str | None, directory: common.Directory, *, quick: bool
-) -> Iterator[Finding]:
+) -> Iterator[checks.Finding]:
     from vllm_tts_cache.entrypoints.cli.voices.library import settings_of
 
     yield from checks.versions()
@@ -97,16 +85,16 @@ def _findings(
     try:
         load_settings()
         settings = settings_of(directory)
-    except ConfigError:
-        pass  # it was said above
+    except errors.ConfigError:
+        pass  # `checks.plugins` has reported it
     else:
         yield from checks.storage(settings)
         yield from checks.tenants(settings)
     yield from server(url, api_key)
 
 
-def _print(finding: Finding) -> None:
-    # None: as the output is a terminal or not.
+def _print(finding: checks.Finding) -> None:
+    # None: coloured if the output is a terminal.
     colour = False if "NO_COLOR" in os.environ else None
     status = typer.style(f"{finding.status:4}", fg=_COLOURS[finding.status])
     name = f"{finding.name:{_NAME_WIDTH}}"
@@ -115,37 +103,37 @@ def _print(finding: Finding) -> None:
         typer.echo(f"{'':4}  {'':{_NAME_WIDTH}}  -> {printable(finding.hint)}")
 
 
-def server(url: str | None, api_key: str | None) -> Iterator[Finding]:
-    """Say how the server is; that the default one does not run is no fault."""
+def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
+    """Report on the server; it is no fault if none runs at the default URL."""
     try:
         client = common.client_of(url or common.DEFAULT_URL, api_key)
-    except ConnectionSettingError as exc:
-        yield fail("server", str(exc), "correct the variable, or unset it")
+    except errors.ConnectionSettingError as exc:
+        yield checks.fail("server", str(exc), "correct the variable, or unset it")
         return
     with client:
         try:
             stats = client.request("GET", "/v1/audio/speaker_cache")
-            took = median_ms(lambda: client.find(checks.NO_VOICE), 5)
-        except ServerUnreachableError as exc:
+            took = checks.median_ms(lambda: client.find(checks.NO_VOICE), 5)
+        except errors.ServerUnreachableError as exc:
             none = f"none at {common.DEFAULT_URL} (--url names another one)"
-            text, hint = str(exc) if url else none, "start it, or correct the URL"
-            yield fail("server", text, hint, unless=url is None)
+            text, hint = str(exc) if url else none, "start the server, or correct --url"
+            yield checks.fail("server", text, hint, unless=url is None)
             return
-        except RouteMissingError:
+        except errors.RouteMissingError:
             hint = "vllm-tts-cache is not loaded there: run the doctor beside it"
-            yield fail("server", f"{client.url} answers, but not as ours", hint)
+            yield checks.fail("server", f"{client.url} has no voices routes", hint)
             return
-        except ServerAnswerError as exc:
+        except errors.ServerAnswerError as exc:
             is_key = exc.status == HTTPStatus.UNAUTHORIZED
-            hint = "is the API key right (--api-key)?" if is_key else "its log"
-            yield fail("server", str(exc), hint)
+            hint = "correct the key (--api-key)" if is_key else "see the server's log"
+            yield checks.fail("server", str(exc), hint)
             return
     speakers = (stats.get("registry") or {}).get("speakers")
     workers = stats.get("workers") or ()
     counts = f"{speakers} voices, {len(workers)} workers"
     text = f"{client.url}: {counts}, {took:.1f} ms for a look-up"
-    hint = "it is busy, far away, or its disk is slow"
-    yield warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
+    hint = "the server is busy or far away, or its disk is slow"
+    yield checks.warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
     for name, meaning in _SIGNS.items():
         if num := sum(int(each.get(name) or 0) for each in workers):
-            yield warn(name, str(num), meaning)
+            yield checks.warn(name, str(num), meaning)

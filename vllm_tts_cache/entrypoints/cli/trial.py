@@ -1,4 +1,4 @@
-"""``vllm-tts-cache serve`` and ``make-checkpoint``: to try things on, on the CPU."""
+"""``vllm-tts-cache serve`` and ``make-checkpoint``: try the plugin on the CPU."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ from vllm_tts_cache.testing.tiny_checkpoint import (
     serve_arguments,
 )
 
-_OURS = ".vllm-tts-cache-work"
+_WORK_MARKER = ".vllm-tts-cache-work"
 
 _EXAMPLES = """
 {url} is ready. Open {url}/voices in a browser. Or try, in another terminal:
@@ -44,8 +44,8 @@ _EXAMPLES = """
   curl -s {url}/v1/audio/voices
   curl -s {url}/v1/audio/speaker_cache
 """
-# Waits until the server answers, or is gone, and prints. It leaves its parent at once:
-# that becomes the server, which is to have no child that it does not know.
+# Waits until the server answers, and prints; ends if the server has ended. It forks, as
+# its parent becomes the server, which must have no child that it does not know.
 _ANNOUNCE = """
 import http.client, os, sys, time, urllib.request
 if os.fork():
@@ -73,28 +73,25 @@ def own(work: Path) -> Path:
     """Return ``work`` as an absolute path, made if missing.
 
     Raises:
-        ConfigError: It holds something, and no command of ours made it.
-        StorageError: It cannot be made.
+        ConfigError: The directory is not empty, and no command of ours made it.
+        StorageError: The directory cannot be made.
     """
     work = expanded(work).absolute()
     with storage_errors(work):
         if work.exists() and not work.is_dir():
             raise ConfigError(f"--work {work}: is not a directory")
-        if work.is_dir() and any(work.iterdir()) and not (work / _OURS).exists():
+        if work.is_dir() and any(work.iterdir()) and not (work / _WORK_MARKER).exists():
             raise ConfigError(
                 f"--work {work}: is not empty and was not made by this command, so "
                 "it is left alone; choose another directory"
             )
         work.mkdir(parents=True, exist_ok=True)
-        (work / _OURS).touch()
+        (work / _WORK_MARKER).touch()
     return work
 
 
 def emptied(directory: Path) -> Path:
-    """Return a directory of an owned one, empty.
-
-    Raises: StorageError.
-    """
+    """Make or empty a directory in one of `own`; return it. Raises: StorageError."""
     with storage_errors(directory):
         if directory.exists():
             shutil.rmtree(directory)
@@ -123,7 +120,7 @@ def _known(name: str | None) -> str:
     return name
 
 
-# Let a command be asked for any family that has a tiny checkpoint.
+# Names any family that has a tiny checkpoint.
 FamilyName = Annotated[
     str | None,
     typer.Option(
@@ -136,7 +133,7 @@ FamilyName = Annotated[
 
 
 def chosen_family(name: str | None) -> Family:
-    """Return the one that was asked for."""
+    """Return the family of this name; without one, the default family."""
     return trial_families()[_known(name)]
 
 
@@ -167,8 +164,7 @@ def serve(
         ),
     ] = None,
     work: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="for the tiny checkpoint and its voices"),
+        Path, typer.Option(metavar="DIR", help="for the tiny checkpoint and its voices")
     ] = Path(".work/serve"),
 ) -> None:
     """Serve a tiny checkpoint, or your own, on the CPU.
@@ -177,7 +173,7 @@ def serve(
     of random weights (it speaks noise). For production this command is not needed:
     `vllm serve MODEL --omni` loads vllm-tts-cache by itself.
     """
-    load_settings()  # a wrong one is said here in one line, not in a log of hundreds
+    load_settings()  # reports a wrong setting in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
     work = own(work)
     chosen = chosen_family(family)
@@ -195,8 +191,8 @@ def serve(
     command = server.command()
     console.print(f"$ {shlex.join(command)}", markup=False, highlight=False)
     console.print(
-        "It takes a minute or two; when the server is ready, requests to try are "
-        "printed below its log."
+        "Starting takes a minute or two; requests to try are printed below the log "
+        "when the server is ready."
     )
     sys.stdout.flush()
     text = _EXAMPLES.format(
@@ -209,7 +205,7 @@ def serve(
 
 
 def announce(server: int, health_url: str, text: str) -> None:
-    """Print a text as soon as a server is healthy; nothing if its process ends."""
+    """Print a text as soon as a server is healthy, unless its process ends before."""
     script = [sys.executable, "-c", _ANNOUNCE, str(server), health_url, text]
     subprocess.run(script, check=True, stdin=subprocess.DEVNULL)
 
@@ -230,7 +226,7 @@ def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
         "vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real",
         "# another family",
         f"vllm-tts-cache make-checkpoint --family {min(trial_families())} --out ./it",
-    ),
+    )
 )
 def make_checkpoint(
     out: Annotated[

@@ -1,13 +1,11 @@
-"""Who calls, by the headers of a request; pages of other sites are refused.
+"""Finds a request's caller by its headers, and refuses pages of other sites.
 
 A client that reaches a server without a key may use it, and so might any page that its
-browser shows: a form is sent without asking the server first, and by the host's default
-(`--allowed-origins '["*"]'`) pages may read the answers as well.
+browser shows: browsers send a form without asking the server first, and by the host's
+default (`--allowed-origins '["*"]'`) pages may read the answers as well.
 """
 
-from http import HTTPStatus
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
@@ -16,18 +14,18 @@ from vllm_tts_cache.entrypoints.serving.host_http import wants_key
 from vllm_tts_cache.errors import AdminKeyError, SpeakerRequestError
 from vllm_tts_cache.tenants import ALONE, Caller, Tenant, TenantKeys
 
-# A browser sets it, and no page can change it; other clients do not send it.
+# Browsers set this header and `origin`, which no page can change; others send neither.
 _SITE = "sec-fetch-site"
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Return who sends a request, or opens a WebSocket, by its headers.
+    """Return the caller who sends a request or opens a WebSocket.
 
     Raises: UnauthorizedError, OtherSiteError.
     """
     handler = getattr(connection.app.state, "openai_serving_speech", None)
-    keys = getattr(handler, "tenants", None)
+    keys = getattr(getattr(handler, "speakers", None), "tenants", None)
     if isinstance(keys, TenantKeys) and keys.is_on:
         return keys.caller(connection.headers.get("authorization"))
     refuse_other_sites(connection)
@@ -35,7 +33,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 
 def tenant_of(caller: Caller) -> Tenant:
-    """Return whose voices a caller may see. Raises: AdminKeyError."""
+    """Return the tenant whose voices a caller may see. Raises: AdminKeyError."""
     if caller.tenant is None:
         raise AdminKeyError
     return caller.tenant
@@ -46,7 +44,7 @@ async def _caller(request: Request) -> Caller:
 
 
 async def calling_tenant(caller: Annotated[Caller, Depends(_caller)]) -> Tenant:
-    """Return whose voices the caller may see. Raises: AdminKeyError."""
+    """Return the tenant whose voices the caller may see. Raises: AdminKeyError."""
     return tenant_of(caller)
 
 
@@ -54,36 +52,36 @@ AnyCaller = Annotated[Caller, Depends(_caller)]
 CallingTenant = Annotated[Tenant, Depends(calling_tenant)]
 
 
-class OtherSiteError(SpeakerRequestError):
-    """A page of another site sends what changes something, and is not allowed to."""
+class OtherSiteError(SpeakerRequestError, status=403):
+    """A page of another site sends a changing request and is not allowed to (403)."""
 
-    http_status = HTTPStatus.FORBIDDEN
-
-    def __init__(self) -> None:
-        super().__init__(
-            "A page of another site sent this request, and this server wants no key. "
-            "Start it with the page's origin among --allowed-origins, or with a key "
-            "(--api-key), which such a page does not know."
-        )
+    text = (
+        "A page of another site sent this request, and this server wants no key. "
+        "Start it with the page's origin among --allowed-origins, or with a key "
+        "(--api-key), which such a page does not know."
+    )
 
 
 def refuse_other_sites(connection: HTTPConnection) -> None:
-    """Refuse what a page of another site would change, unless the host wants a key.
+    """Refuse a changing request of another site's page, unless the host wants a key.
 
-    Reading is left to the host's setting, which browsers keep. Raises: OtherSiteError.
+    Reading is left to the host's setting, which browsers enforce.
+
+    Raises: OtherSiteError.
     """
     site, origin = connection.headers.get(_SITE), connection.headers.get("origin")
     is_other = site == "cross-site"
-    if site is None and origin is not None and connection.scope["type"] == "websocket":
-        # Not every browser says it when it opens a WebSocket; whose page it is, each
-        # does.
-        is_other = urlsplit(origin).netloc != connection.headers["host"]
+    if site in (None, "same-site") and origin is not None:
+        # Browsers do not send the header over plain HTTP, and some do not when they
+        # open a WebSocket; all of them send the origin. Another host of the same site
+        # (wiki.example.com) may be anybody's.
+        is_other = origin.partition("://")[2] != connection.headers.get("host")
     if not is_other or connection.scope.get("method") in _READING:
         return
-    if wants_key(connection.app):  # and was shown it, or this would not be reached
+    if wants_key(connection.app):  # the host has checked the key before
         return
     args = getattr(connection.app.state, "args", None)
-    # That all may read (`*`) does not say that all may register, speak and delete.
+    # `*` lets all pages read; it does not let them register, speak and delete.
     allowed = {*(getattr(args, "allowed_origins", None) or ())} - {"*"}
     if origin not in allowed:
         raise OtherSiteError

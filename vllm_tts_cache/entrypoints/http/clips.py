@@ -1,42 +1,26 @@
-"""Routes about clips and whole voices: checked, given back, exported, imported.
+"""Routes that check a clip, send a voice's audio back, and export and import voices.
 
 Files are sent in pieces, each of which the client has to take in time.
 """
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import (
-    APIRouter,
-    Depends,
-    File,
-    Form,
-    Header,
-    Request,
-    Response,
-    UploadFile,
-)
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Depends, File, Form, Header, Request, UploadFile
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.records import check_text
-from vllm_tts_cache.entrypoints.http import forms, models
+from vllm_tts_cache.entrypoints.http import forms, models, openapi
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import FILE_HEADERS
-from vllm_tts_cache.entrypoints.http.openapi import (
-    HEAD,
-    VoiceName,
-    answers,
-    file_answers,
-    head_answers,
-    part_answers,
-)
-from vllm_tts_cache.entrypoints.http.routing import GuardedRoute
+from vllm_tts_cache.entrypoints.http.routing import GuardedRoute, seconds_left
 from vllm_tts_cache.entrypoints.http.voices import Handler, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format
@@ -45,15 +29,9 @@ from vllm_tts_cache.store.bundles import Imported
 router = APIRouter(route_class=GuardedRoute)
 
 BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
-
-
-# How long a client may take none of a piece, and how far it may fall behind the rate in
-# all. By the piece alone, one that takes each in time would keep its place for hours.
-SEND_SECONDS = 60.0
-MIN_BYTES_PER_SECOND = 64 * 1024
-# So much is handed to a client that reads slowly before it has taken the last.
+# A slow client gets the next piece of this size once it has taken the last.
 _PIECE_BYTES = 256 * 1024
-# One range of bytes; what names several, or in another way, is sent the whole file.
+# One range of bytes; a header that says anything else is answered with the file.
 _RANGE = re.compile(r"bytes=(\d{1,18})?-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
 
@@ -61,7 +39,7 @@ class RangeNotSatisfiableError(SpeakerRequestError):
     """A request names bytes behind the end of a file (416).
 
     Attributes:
-        headers: Of the answer.
+        headers: The answer's.
     """
 
     http_status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
@@ -75,7 +53,7 @@ class RangeNotSatisfiableError(SpeakerRequestError):
 
 
 class PlacedFile(StreamingResponse):
-    """A file in memory; calls ``leave`` at its end, however it ends, begun or not."""
+    """Sends a file from memory; calls ``leave`` when the answer has ended or failed."""
 
     def __init__(
         self,
@@ -89,18 +67,16 @@ class PlacedFile(StreamingResponse):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + SEND_SECONDS
+        """Send the file."""
+        began, num_bytes = time.monotonic(), 0
 
         async def in_time(message: Message) -> None:
-            nonlocal until
-            until += len(message.get("body", b"")) / MIN_BYTES_PER_SECOND
+            nonlocal num_bytes
+            num_bytes += len(message.get("body", b""))
             try:
-                left = min(SEND_SECONDS, until - clock())
-                await asyncio.wait_for(send(message), left)
+                await asyncio.wait_for(send(message), seconds_left(began, num_bytes))
             except asyncio.TimeoutError:
-                # As if it had left: others wait for its place.
+                # Ends as if the client had left: other requests wait for its slot.
                 raise OSError("the client reads too slowly") from None
 
         pieces: Any = self.body_iterator
@@ -112,7 +88,7 @@ class PlacedFile(StreamingResponse):
 
 
 class FilePart:
-    """What a request asks for of a file: all, a range of bytes, or its headers."""
+    """The part of a file that a request asks for: all, a range, or its headers."""
 
     def __init__(
         self,
@@ -146,9 +122,9 @@ class FilePart:
         headers: Mapping[str, str],
         etag: str,
     ) -> Response:
-        """Return the answer of a file in memory, whose bytes ``etag`` names.
+        """Return the answer that sends the part of a file that is in memory.
 
-        Raises: RangeNotSatisfiableError.
+        ``etag`` names the file's bytes. Raises: RangeNotSatisfiableError.
         """
         headers = {**headers, "Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
         if self._is_head:
@@ -163,7 +139,7 @@ class FilePart:
         return answer
 
     def _part(self, num_bytes: int, etag: str) -> range | None:
-        """Return which bytes are wanted; None for all.
+        """Return which bytes are requested; None for all.
 
         Raises: RangeNotSatisfiableError.
         """
@@ -189,15 +165,17 @@ RequestedPart = Annotated[FilePart, Depends()]
 
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
-    """Cut a file that is in memory.
+    """Cut a file that is in memory into pieces.
 
-    Whole, it would stay in a buffer of the socket for as long as the client likes.
+    A whole file would stay in the socket's buffer for as long as the client likes.
     """
     for at in range(0, len(data), _PIECE_BYTES):
         yield data[at : at + _PIECE_BYTES]
 
 
-@router.post("/v1/audio/voices/check", responses=answers(models.Quality, 413, 500))
+@router.post(
+    "/v1/audio/voices/check", responses=openapi.answers(models.Quality, 413, 500)
+)
 async def check_clip(
     handler: Handler,
     tenant: CallingTenant,
@@ -210,9 +188,9 @@ async def check_clip(
         ),
     ] = None,
 ) -> Any:
-    """Say what a clip is worth, before anything is registered; nothing is stored."""
-    del tenant  # which an administrator is not
-    # Before the text is looked through, as in a registration.
+    """Judge a clip before it is registered; it is not stored."""
+    del tenant  # its dependency refuses an administrator's key
+    # Refuses a long text before other checks read it, as a registration does.
     check_text("ref_text", ref_text)
     data = await forms.read_clip(audio_sample)
     return (await handler.speakers.uploads.check(data, ref_text)).to_dict()
@@ -220,17 +198,20 @@ async def check_clip(
 
 @router.head(
     "/v1/audio/voices/{name}/audio",
-    responses=head_answers(404),
+    responses=openapi.head_answers(404),
     response_class=Response,
-    description=HEAD,
+    description=openapi.HEAD,
 )
 @router.get(
     "/v1/audio/voices/{name}/audio",
-    responses=part_answers(("audio/flac", "audio/wav"), 404),
+    responses=openapi.part_answers(("audio/flac", "audio/wav"), 404),
     response_class=Response,
 )
 async def get_audio(
-    handler: Handler, tenant: CallingTenant, name: VoiceName, part: RequestedPart
+    handler: Handler,
+    tenant: CallingTenant,
+    name: openapi.VoiceName,
+    part: RequestedPart,
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
     speakers = handler.speakers
@@ -249,11 +230,11 @@ async def get_audio(
 
 @router.get(
     "/v1/audio/voices/{name}/bundle",
-    responses=file_answers((BUNDLE_TYPE,), 404),
+    responses=openapi.file_answers((BUNDLE_TYPE,), 404),
     response_class=Response,
 )
 async def export_voice(
-    handler: Handler, tenant: CallingTenant, name: VoiceName
+    handler: Handler, tenant: CallingTenant, name: openapi.VoiceName
 ) -> Response:
     """Give one file that holds the voice, its consent recording and its encodings."""
     speakers = handler.speakers
@@ -272,7 +253,7 @@ async def export_voice(
 
 
 @router.post(
-    "/v1/audio/voices/import", responses=answers(models.Imported, 409, 413, 507)
+    "/v1/audio/voices/import", responses=openapi.answers(models.Imported, 409, 413, 507)
 )
 async def import_voice(
     handler: Handler,
@@ -281,7 +262,7 @@ async def import_voice(
     name: Annotated[
         str | None,
         Form(
-            description="what to call it; the bundle's name without",
+            description="the voice's name here; by default the one in the bundle",
             examples=["keeper"],
         ),
     ] = None,
@@ -289,29 +270,30 @@ async def import_voice(
         Literal["fail", "replace", "rename"],
         Form(description="what to do where the name is taken", examples=["rename"]),
     ] = "fail",
+    key: forms.RepeatedKey = None,
 ) -> Any:
     """Register the voice of a bundle, whole or not at all.
 
-    Encodings are taken of bundles that this server signed, or one with the same
+    Encodings are taken from bundles that this server signed, or one with the same
     `SPEAKER_BUNDLE_KEY`; others are made anew, in the background.
     """
     speakers = handler.speakers
 
     def import_() -> Imported:
         return speakers.bundles.import_voice(
-            bundle.file.read(bundle_format.MAX_BYTES + 1),  # once its turn is come
+            bundle.file.read(bundle_format.MAX_BYTES + 1),  # in this import's turn
             check=handler.check_new,
             check_audio=speakers.uploads.check_registrable,
             check_embedding=handler.check_embedding,
             name=name,
             on_conflict=on_conflict,
             tenant=tenant,
+            key=key,
         )
 
     done = await speakers.bundling.run(import_)
     record = done.done.record
-    has_audio = record.audio_sha256 is not None
-    speakers.registered(done.done, precompute=has_audio)
+    speakers.registered(done.done)
     imported = {
         "voice": shown(speakers, record),
         "encodings_kept": done.num_kept,

@@ -24,8 +24,7 @@ class ConsentChanges(BaseModel):
 
 
 @router.post(
-    "/v1/audio/voice_consents",
-    responses=answers(models.Consent, 409, 413, 507),
+    "/v1/audio/voice_consents", responses=answers(models.Consent, 409, 413, 507)
 )
 async def create_consent(
     handler: Handler,
@@ -36,7 +35,7 @@ async def create_consent(
     language: Annotated[str, Form(description="BCP 47 tag", examples=["en-US"])],
     recording: Annotated[UploadFile, File(description="the clip")],
 ) -> Any:
-    """Keep a recording in which somebody consents to being cloned."""
+    """Keep a recording in which a person consents to being cloned."""
     data = await forms.read_clip(recording)
     uploads = handler.speakers.uploads
     kept = await uploads.keep_consent(tenant, name, language, data)
@@ -67,8 +66,7 @@ async def list_consents(
 
 
 @router.get(
-    "/v1/audio/voice_consents/{consent_id}",
-    responses=answers(models.Consent, 404),
+    "/v1/audio/voice_consents/{consent_id}", responses=answers(models.Consent, 404)
 )
 async def get_consent(
     handler: Handler, tenant: CallingTenant, consent_id: ConsentId
@@ -80,8 +78,7 @@ async def get_consent(
 
 
 @router.post(
-    "/v1/audio/voice_consents/{consent_id}",
-    responses=answers(models.Consent, 404, 413),
+    "/v1/audio/voice_consents/{consent_id}", responses=answers(models.Consent, 404, 413)
 )
 async def change_consent(
     handler: Handler,

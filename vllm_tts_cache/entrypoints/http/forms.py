@@ -1,4 +1,4 @@
-"""What the voices routes are sent: forms, and the body of a PATCH."""
+"""Parses what clients send to the voices routes: forms, and the body of a PATCH."""
 
 import json
 from collections.abc import Sequence
@@ -6,31 +6,38 @@ from contextlib import nullcontext
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-from fastapi import Form, UploadFile
+from fastapi import Form, Header, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.decode import name_of, naming
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.records import (
-    MAX_LABELS,
-    SpeakerChanges,
-    check_text,
-    joined_transcript,
-)
+from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
+# The key of a request that its client sends again if the answer is lost.
+RepeatedKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern="^[!-~]{1,200}$",
+        description="new for each request, and the same whenever that one is repeated: "
+        "it is done once, and each time answered as the first time",
+        examples=["6f1c0c3e-7d0f-4a52-9a0b-0a4b1d9be0a7"],
+    ),
+]
+
 _MIB = 1024 * 1024
-# What a form says of a voice is a line of JSON; a clip may be as large as it may.
+# The limit of a form's field in JSON, such as labels; embeddings have another one.
 _MAX_JSON_CHARS = 16_384
 
 
-def upload_of_form(
+async def upload_of_form(
     name: Annotated[str, Form(examples=["keeper"])],
     consent: Annotated[
         str,
         Form(
-            description="required: what it rests on, or the id of a recording",
+            description="required: a reference to the consent, or a recording's id",
             examples=["signed 2026-11-01"],
         ),
     ] = "",
@@ -58,6 +65,7 @@ def upload_of_form(
             description="`audio_sample`; `prompt` is refused", examples=["audio_sample"]
         ),
     ] = "audio_sample",
+    idempotency_key: RepeatedKey = None,
 ) -> Upload:
     """Read the fields of a registration that do not depend on its clips.
 
@@ -81,21 +89,22 @@ def upload_of_form(
         language=(language or "").strip() or None,
         labels=parse_labels(labels),
         expires_at=parse_time(expires_at),
+        idempotency_key=idempotency_key,
     )
 
 
 def transcript_of(ref_texts: Sequence[str], num_clips: int) -> str | None:
-    """Return what is said in so many clips: ``ref_text`` once, or once for each.
+    """Return the transcript of so many clips: ``ref_text`` is sent once, or for each.
 
     Raises: InvalidSpeakerError.
     """
-    for text in ref_texts:  # before a text is looked through
-        check_text("ref_text", text.strip())
-    return joined_transcript(ref_texts, num_clips)
+    for text in ref_texts:  # refuses a long text before it is split into lines
+        records.check_text("ref_text", text.strip())
+    return records.joined_transcript(ref_texts, num_clips)
 
 
 class VoiceChanges(BaseModel):
-    """What a PATCH may say; what it leaves out stays, and null takes away."""
+    """Fields that a PATCH changes; one that is left out stays, null removes it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -116,11 +125,11 @@ class VoiceChanges(BaseModel):
         default=None, description="ISO 8601 with a zone, or Unix seconds"
     )
 
-    def parsed(self) -> SpeakerChanges:
-        """Return them as the catalogue takes them. Raises: InvalidSpeakerError."""
+    def parsed(self) -> records.SpeakerChanges:
+        """Return the changes for the catalogue. Raises: InvalidSpeakerError."""
         given = {field: getattr(self, field) for field in self.model_fields_set}
         if "name" in given and given["name"] is None:
-            raise InvalidSpeakerError("name", "a voice has one; give another, not null")
+            raise InvalidSpeakerError("name", "it is null; send another name")
         if "speaker_description" in given:
             given["description"] = given.pop("speaker_description")
         for field in ("description", "ref_text", "language"):
@@ -128,7 +137,7 @@ class VoiceChanges(BaseModel):
                 given[field] = (given[field] or "").strip() or None
         if "expires_at" in given:
             given["expires_at"] = parse_time(given["expires_at"])
-        return SpeakerChanges(given)
+        return records.SpeakerChanges(given)
 
 
 def parse_time(given: str | float | None) -> float | None:
@@ -148,8 +157,7 @@ def parse_time(given: str | float | None) -> float | None:
     except ValueError as exc:
         reason = "it is neither ISO 8601, as 2031-01-01T00:00:00Z, nor Unix seconds"
         raise InvalidSpeakerError("expires_at", reason) from exc
-    zone = moment.tzinfo or timezone.utc
-    return moment.replace(tzinfo=zone).timestamp()
+    return moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
 
 
 def parse_labels(text: str | None) -> dict[str, str]:
@@ -157,9 +165,8 @@ def parse_labels(text: str | None) -> dict[str, str]:
     if not (text or "").strip():
         return {}
     labels = _parse_json("labels", text or "")
-    if not isinstance(labels, dict) or not all(
-        isinstance(value, str) for value in labels.values()
-    ):
+    texts = labels.values() if isinstance(labels, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
         reason = 'it must be a JSON object of texts, as {"gender": "female"}'
         raise InvalidSpeakerError("labels", reason)
     return labels
@@ -167,8 +174,8 @@ def parse_labels(text: str | None) -> dict[str, str]:
 
 def parse_label_filters(filters: list[str]) -> dict[str, str]:
     """Parse ``key:value`` texts. Raises: InvalidSpeakerError."""
-    if len(filters) > MAX_LABELS:
-        reason = f"{len(filters)} are given, at most {MAX_LABELS} are allowed"
+    if len(filters) > records.MAX_LABELS:
+        reason = f"{len(filters)} are given, at most {records.MAX_LABELS} are allowed"
         raise InvalidSpeakerError("label", reason)
     pairs = [text.partition(":") for text in filters]
     if not all(key.strip() and separator for key, separator, _ in pairs):
@@ -212,7 +219,7 @@ async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
 
 async def read_clip(file: UploadFile) -> bytes:
     """Return an uploaded file's bytes. Raises: InvalidAudioError if it is too large."""
-    # One byte more than allowed is enough to know.
+    # One byte more than allowed shows that the file is too large.
     data = await file.read(DEFAULT_LIMITS.max_bytes + 1)
     if len(data) > DEFAULT_LIMITS.max_bytes:
         size = "" if file.size is None else f"it has {file.size / _MIB:.1f} MiB, "

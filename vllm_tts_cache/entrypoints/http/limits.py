@@ -1,16 +1,15 @@
-"""What a request's JSON may say, checked before the host reads it.
+"""Limits of a request's JSON, checked before the host reads it.
 
-How much: the host tokenizes texts and takes URLs apart on the event loop, repeats to a
-client and to its log what is wrong, and has pydantic look at each value of a list
-first.
+Sizes are bounded: the host tokenizes texts and parses URLs on the event loop, repeats
+wrong values to the client and to its log, and has pydantic look at each value of a
+list first.
 
-Whole characters: no encoder, tokenizer or engine takes half of one. Clients that cut
-text at UTF-16 units, as JavaScript counts it, leave half of an emoji at an end. JSON
-can say that (``"\\ud83d"``), UTF-8 cannot: the host's message to its engine ends the
-server.
+Half characters are refused: no encoder, tokenizer or engine takes one. Clients that
+cut text at UTF-16 units, as JavaScript counts it, leave half of an emoji at an end.
+JSON can hold half a character (``"\\ud83d"``), UTF-8 cannot: the host's message to its
+engine would end the server.
 """
 
-import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,15 +20,14 @@ from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.logs import encodable
 
 MAX_INPUT_CHARS = 32_768  # half an hour of speech
-MAX_URL_CHARS = 8192  # but of a data URL
-MAX_TEXT_CHARS = 16_384  # of any other field, and of all that options say
+MAX_URL_CHARS = 8192  # except a data URL
+MAX_TEXT_CHARS = 16_384  # of any other field, and of all texts in options together
 MAX_WORD_CHARS = 1024
 MAX_VALUES = 8192  # of an embedding, or of all options
 MAX_ITEMS = 1024
 _MAX_FIELDS = 256
 _MAX_DEPTH = 8
 _MAX_QUOTED = 64
-_HALF = re.compile("[\ud800-\udfff]")
 
 _MOST_CHARS = {
     "input": MAX_INPUT_CHARS,
@@ -54,7 +52,7 @@ def check_scheme(field: str, url: str) -> None:
 
 
 def check_speech(given: object) -> None:
-    """Refuse a request's JSON that says too much.
+    """Refuse a request's JSON whose texts or lists are too long.
 
     Raises: InvalidSpeakerError that names the field, InvalidAudioError.
     """
@@ -63,7 +61,7 @@ def check_speech(given: object) -> None:
 
 
 def check_batch(given: object) -> None:
-    """As `check_speech`, of a batch and of each of its items."""
+    """Check a batch and each of its items, as `check_speech` does a request."""
     if not isinstance(given, dict):
         return
     _check({name: value for name, value in given.items() if name != "items"})
@@ -96,7 +94,7 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 def _check_references(given: list[Any]) -> None:
-    """As Higgs Audio's own examples bring a clip."""
+    """Check ``references``, in which Higgs Audio's own examples send a clip."""
     _check_number(_REFERENCES, len(given))
     for each in given:
         others = [each]
@@ -150,8 +148,7 @@ def _check_number(field: str, num_values: int) -> None:
 
 
 def _too_long(field: str, max_chars: int) -> InvalidSpeakerError:
-    reason = f"at most {max_chars:,} characters are allowed"
-    return InvalidSpeakerError(field, reason)
+    return InvalidSpeakerError(field, f"at most {max_chars:,} characters are allowed")
 
 
 def refuse_halves(given: object) -> None:
@@ -160,17 +157,21 @@ def refuse_halves(given: object) -> None:
     Raises: InvalidSpeakerError that names the field.
     """
     for field, text in _texts(given):
-        if not text.isascii() and (half := _HALF.search(text)) is not None:
-            found = half.group().encode("unicode_escape").decode()
+        if text.isascii():  # takes no time, not even for a clip in base64
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            found = text[exc.start].encode("unicode_escape").decode()
             reason = (
-                f"it holds half of a character, {found} at {half.start()}, as is left "
-                "of text that is cut in the middle of an emoji; send whole characters"
+                f"it holds half of a character, {found} at {exc.start}, as text does "
+                "that is cut in the middle of an emoji; send whole characters"
             )
-            raise InvalidSpeakerError(encodable(field) or "request", reason)
+            raise InvalidSpeakerError(encodable(field) or "request", reason) from None
 
 
 def _texts(given: object) -> Iterator[tuple[str, str]]:
-    """Each text in it, under the name of its field."""
+    """Yield each text of the JSON after the name of its field."""
     waiting: list[tuple[str, Any]] = [("", given)]
     while waiting:
         field, value = waiting.pop()
@@ -179,7 +180,7 @@ def _texts(given: object) -> Iterator[tuple[str, str]]:
         elif isinstance(value, dict):
             for name, each in value.items():
                 inner = f"{field}.{name[:_MAX_QUOTED]}" if field else name
-                inner = inner[:_MAX_QUOTED]  # as names inside of one another add up
+                inner = inner[:_MAX_QUOTED]  # nested names would grow with their depth
                 yield inner, name
                 waiting.append((inner, each))
         elif isinstance(value, list):
@@ -191,19 +192,19 @@ def _texts(given: object) -> Iterator[tuple[str, str]]:
 
 
 class Pieces:
-    """Text that comes in pieces, cut wherever.
+    """Joins text that arrives in pieces, which may be cut within a character.
 
-    Two halves in two pieces make the character that was cut. A half without its other
-    one is left out: who streams what a model writes cannot know where it is cut.
+    Two halves in successive pieces become the character that was cut. A half without
+    the other is left out: a client that streams a model's text does not choose the cut.
     """
 
     def __init__(self) -> None:
         self._whole = getincrementaldecoder("utf-16-le")("ignore")
 
     def feed(self, piece: str) -> str:
-        """Return the text so far that is whole, beginning where the last one ended."""
+        """Return the whole characters so far that were not returned yet."""
         return self._whole.decode(piece.encode("utf-16-le", "surrogatepass"))
 
     def end(self) -> None:
-        """Leave out a half without its other one."""
+        """End the text: leave out a half whose other half did not arrive."""
         self._whole.reset()

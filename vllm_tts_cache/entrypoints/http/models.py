@@ -1,4 +1,4 @@
-"""What the voices routes answer: stock's fields, OpenAI's, and ours beside them."""
+"""Answers of the voices routes: the fields of stock, of OpenAI's, and our own."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -9,18 +9,17 @@ from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.store.consents import ConsentRecord
 
-# Of a person's voice: not for caches, and as what it is.
+# A person's voice: no cache may store it, no browser may guess its type.
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
-
 
 VOICE_ID = "voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"
 CONSENT_ID = "cons_0b7d3c52a1e94f6f9d8e7c6b5a493827"
 
 
 class Answer(BaseModel):
-    """Documents an answer; none is checked against it while it is served."""
+    """Documents an answer in OpenAPI; answers are not validated by it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,7 +53,7 @@ class Voice(Answer):
     embedding_dim: int | None = Field(examples=[None])
     generation: int | None = Field(
         default=None,
-        description="grows with every registration; not told where there are tenants",
+        description="grows with every registration; not shown where there are tenants",
         examples=[7],
     )
     labels: dict[str, str] = Field(examples=[{"gender": "female"}])
@@ -74,12 +73,12 @@ class Voice(Answer):
     audio_lost: Literal[True] | None = Field(
         default=None,
         description="its reference audio is not stored any more: register the clip "
-        "again; of one voice that is asked for",
+        "again; not shown in lists",
     )
 
 
 class Warned(Answer):
-    """Something that is no error, but may be heard."""
+    """A warning: no error, but it may be audible."""
 
     code: str
     message: str
@@ -154,7 +153,7 @@ class VoiceList(Answer):
     uploaded_voices: list[Voice] = Field(default_factory=list)
     max_clips: int | None = Field(
         default=None,
-        description="clips that the served model takes for one voice; not beside names",
+        description="clips that the model takes for a voice; not with `names_only`",
         examples=[1],
     )
     next: str | None = Field(
@@ -181,7 +180,7 @@ class Imported(Answer):
 
 
 class VoiceDeleted(Answer):
-    """Nothing of the voice is left."""
+    """The voice is deleted everywhere."""
 
     success: Literal[True]
     message: str = Field(examples=["Voice 'keeper' deleted successfully"])
@@ -211,7 +210,7 @@ class ConsentList(Answer):
 
 
 class ConsentDeleted(Answer):
-    """Nothing of the recording is left."""
+    """The recording is deleted everywhere."""
 
     id: str = Field(examples=[CONSENT_ID])
     object: Literal["audio.voice_consent"]
@@ -221,11 +220,11 @@ class ConsentDeleted(Answer):
 def voice(
     record: SpeakerRecord, *, is_numbered: bool = True, is_lost: bool = False
 ) -> dict[str, Any]:
-    """Show a voice as the list does: stock's fields first.
+    """Return a voice as JSON, as lists show it: stock's fields first.
 
     Args:
         record: The voice.
-        is_numbered: Whether to show its number among all registrations.
+        is_numbered: Whether to show its generation, which counts all registrations.
         is_lost: Whether its reference audio is not stored any more.
     """
     has_audio = bool(record.audio_sha256)
@@ -258,7 +257,7 @@ def voice(
 
 
 def openai_voice(record: SpeakerRecord) -> dict[str, Any]:
-    """Show what OpenAI's client reads of a voice."""
+    """Return as JSON what OpenAI's client reads of a voice."""
     return {
         "id": record.speaker_id,
         "object": "audio.voice",
@@ -269,7 +268,7 @@ def openai_voice(record: SpeakerRecord) -> dict[str, Any]:
 
 
 def consent(record: ConsentRecord) -> dict[str, Any]:
-    """Show a consent recording."""
+    """Return a consent recording as JSON."""
     return {
         "id": record.consent_id,
         "object": "audio.voice_consent",
@@ -280,7 +279,7 @@ def consent(record: ConsentRecord) -> dict[str, Any]:
 
 
 def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
-    """Return as many records as one answer may hold: at least one, if there is one."""
+    """Return the first records, as many as one answer may hold, but at least one."""
     page: list[SpeakerRecord] = []
     num_bytes = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says that a route answers: models, examples, errors."""
+"""The answers of routes in the OpenAPI document: models, examples, errors."""
 
 from collections.abc import Sequence
 from types import NoneType
@@ -11,7 +11,7 @@ from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, VOICE_ID, Answer
 
 
 class Held(Answer):
-    """What is registered, or may be: null is what all tenants together may."""
+    """Counts, or limits; null where only the limit of all tenants together holds."""
 
     speakers: int | None = Field(examples=[2])
     consents: int | None = None
@@ -58,11 +58,11 @@ class TenantCache(Answer):
 
     registry: Held
     deletions: Unfinished
-    limits: Held | None = Field(default=None, description="to a tenant's key")
+    limits: Held | None = Field(default=None, description="shown to a tenant's key")
 
 
 class Worker(Answer):
-    """One worker's counters since its start, and sizes; by the model there are more."""
+    """One worker's counters since its start, and sizes; some models have more."""
 
     rank: int = Field(examples=[0])
     encodes: dict[str, int] = Field(
@@ -85,7 +85,7 @@ class DecoderStates(Answer):
 
 
 class SpeakerCache(TenantCache):
-    """What there is: all of it, or to a tenant's key what the tenant has."""
+    """Counts of the server; to a tenant's key, of that tenant."""
 
     storage: Storage | None = None
     bucket: dict[str, int] | None = Field(
@@ -100,7 +100,7 @@ class SpeakerCache(TenantCache):
     decoders: list[DecoderStates] | None = None
     kv_warming: KVWarmings | None = None
     tenants: dict[str, TenantCache] | None = Field(
-        default=None, description="to an administrator's key"
+        default=None, description="shown to an administrator's key"
     )
 
 
@@ -108,15 +108,15 @@ def example_of(model: type[BaseModel]) -> dict[str, Any]:
     """Return an answer made of the examples of a model's fields, where it has some."""
     shown: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        kinds = [each for each in get_args(field.annotation) if each is not NoneType]
-        kind = kinds[0] if len(kinds) == 1 else field.annotation
-        is_list = list in (get_origin(field.annotation), get_origin(kind))
-        inner = get_args(kind)[0] if get_origin(kind) is list else kind
+        types = [each for each in get_args(field.annotation) if each is not NoneType]
+        shape = types[0] if len(types) == 1 else field.annotation
+        is_list = list in (get_origin(field.annotation), get_origin(shape))
+        inner = get_args(shape)[0] if get_origin(shape) is list else shape
         example = None
         if field.examples:
             [shown[name], *_] = field.examples
         elif get_origin(field.annotation) is Literal:
-            shown[name] = kind
+            shown[name] = shape
         elif isinstance(inner, type) and issubclass(inner, Answer):
             example = example_of(inner)
         if example:
@@ -136,13 +136,13 @@ ConsentId = Annotated[str, Path(description="its id", examples=[CONSENT_ID])]
 _WHEN = {
     400: "a field, or what it says, is wrong",
     401: "no key, or one that the server does not know",
-    403: "not with this key, or from this page, or by this operator's settings",
-    404: "there is none",
-    409: "it stands against what there is, or is beyond a limit; nothing was changed",
+    403: "not allowed with this key, from this page, or by the operator's settings",
+    404: "there is no such voice or recording",
+    409: "it conflicts with what is registered, or with a limit; nothing was changed",
     413: "the body is too large",
     416: "`Range` begins behind the end; `Content-Range` has the length",
     500: "the server failed",
-    503: "something is at its bound, or away; `Retry-After` says when to come back",
+    503: "busy, or a part is out of reach; `Retry-After` says when to try again",
     507: "the disk is full; nothing was changed",
 }
 _OF_ALL = (400, 401, 403, 503)
@@ -164,19 +164,19 @@ class Error(Answer):
 
 
 class Unauthorized(BaseModel):
-    """An error likewise, or the host's one word where it has looked at the key."""
+    """An error in the host's shape, or one word if the host has refused the key."""
 
     error: ErrorDetails | Literal["Unauthorized"]
 
 
 def answers(model: type[BaseModel], *statuses: int) -> Answers:
-    """Return what a route answers in JSON, and how else than all of ours it refuses."""
+    """Return a route's answers: JSON, these errors, and those of all routes."""
     example = {"application/json": {"example": example_of(model)}}
     return {200: {"model": model, "content": example}, **refusals(*statuses)}
 
 
 def file_answers(media_types: Sequence[str], *statuses: int) -> Answers:
-    """Return what a route answers that gives a file."""
+    """Return the answers of a route that sends a file."""
     schema = {"type": "string", "format": "binary"}
     content = {media_type: {"schema": schema} for media_type in media_types}
     found = {"content": content, "description": "the file"}
@@ -184,14 +184,14 @@ def file_answers(media_types: Sequence[str], *statuses: int) -> Answers:
 
 
 def part_answers(media_types: Sequence[str], *statuses: int) -> Answers:
-    """Return what a route answers that gives a file, or the bytes that Range names."""
+    """Return the answers of a route that sends a file, or a range of its bytes."""
     whole = file_answers(media_types, *statuses, 416)
     part = {**whole[200], "description": "the bytes that `Range` asks for"}
     return {**whole, 206: part}
 
 
 def head_answers(*statuses: int) -> Answers:
-    """Return what the same route answers a HEAD."""
+    """Return the answers to a HEAD of a route that sends a file."""
     return {200: {"description": "the headers of the file"}, **refusals(*statuses)}
 
 
@@ -204,5 +204,5 @@ def refusals(*statuses: int) -> Answers:
         }
         for status in sorted({*_OF_ALL, *statuses})
     }
-    # FastAPI documents a 422 in a shape of its own otherwise, which no route answers.
+    # Without a 4XX FastAPI documents a 422 in its own shape, which no route answers.
     return {**errors, "4XX": {"model": Error, "description": "refused otherwise"}}

@@ -12,8 +12,8 @@ PAGE = "/voices"
 ASSETS = f"{PAGE}/assets"
 _INDEX = "index.html"
 
-# Not from the machine's own table of types, which may know a script as plain text:
-# a browser told not to guess would run none.
+# The machine's own table of types may have a script as plain text, and a browser that
+# may not guess (`nosniff`) would not run it.
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -21,20 +21,12 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Names and texts of voices are strangers' words: even if one of them became markup, it
-# could neither run nor send anything anywhere.
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "media-src 'self' blob:",
-        "connect-src 'self'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "base-uri 'none'",
-    )
+# Clients choose the names and texts of voices: even a text that became markup could
+# neither run nor send anything.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "media-src 'self' blob:; connect-src 'self'; form-action 'none'; "
+    "frame-ancestors 'none'; base-uri 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -42,7 +34,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Kept, and checked again by its ETag: after an upgrade no file is an old one.
+    # A browser checks each file that it has kept by its ETag, also after an upgrade.
     "Cache-Control": "no-cache",
 }
 

@@ -1,6 +1,7 @@
 """What our routes share: keys, bounded bodies, and errors in the host's JSON shape."""
 
-import logging
+import asyncio
+import time
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -17,47 +18,38 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.entrypoints.http.callers import caller_of
-from vllm_tts_cache.entrypoints.http.limits import (
-    check_batch,
-    check_speech,
-    refuse_halves,
-)
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
     invalid_request,
 )
-from vllm_tts_cache.errors import (
-    DeletionPendingError,
-    InvalidSpeakerError,
-    RequestTooLargeError,
-    SpeakerRequestError,
-    TTSCacheError,
-)
+from vllm_tts_cache.entrypoints.speakers.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import bundle_format
 
 Message = MutableMapping[str, Any]
 
-# Parsed, each takes some hundred bytes, and each that is wrong some thousand.
+# A parsed value takes some hundred bytes, an invalid one some thousand.
 JSON_MAX_PARTS = 500_000
 _MAX_DIGITS = 18
 _END = {"type": "http.disconnect"}
-_KINDS = {
+_ERROR_TYPES = {
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
 }
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 _MIB = 1024 * 1024
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
-# Texts in JSON, each with a limit of its own.
+# The body of a PATCH: texts in JSON, each with a limit of its own.
 CHANGES_MAX_BYTES = 64 * 1024
 _SPEECH, _BATCH = "/v1/audio/speech", "/v1/audio/speech/batch"
 _GENERATE, _IMPORT = "/v1/audio/generate", "/v1/audio/voices/import"
@@ -65,46 +57,65 @@ _REGISTERING = ("/v1/audio/voices", _IMPORT)
 _MAX_BYTES = {
     # A clip in base64, and 1 MiB of text and options.
     _SPEECH: -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB,
-    # It has 32 items by the host's default; few of them bring a clip of their own.
+    # By the host's default 32 items; few of them bring a clip of their own.
     _BATCH: 64 * _MIB,
     # The host takes texts and numbers there, and no audio.
     _GENERATE: _MIB,
     _IMPORT: bundle_format.MAX_BYTES + _MIB,
 }
-_CHECKS = {_SPEECH: check_speech, _BATCH: check_batch, _GENERATE: check_speech}
+_CHECKS: dict[str, Any] = dict.fromkeys((_SPEECH, _GENERATE), limits.check_speech)
+_CHECKS[_BATCH] = limits.check_batch
+# Bytes of all bodies that have begun to arrive: else half-sent ones fill the memory and
+# TMPDIR. A web server buffers a small body anyway, so small ones are not counted.
+ARRIVING_MAX_BYTES = 512 * _MIB
+_SMALL_BYTES = 64 * 1024
+# How long a client may pause in a large body, and how far it may fall behind the rate
+# in all: by the first limit alone it could be slow for hours.
+PATIENCE_SECONDS = 60.0
+MIN_BYTES_PER_SECOND = 64 * 1024
 
 
-class FormCutOffError(SpeakerRequestError):
-    """A form of several parts came without its end (400)."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The form ends before its last part does, so something of it is missing: "
-            "send it whole, up to the closing boundary."
-        )
+def seconds_left(began: float, num_bytes: int) -> float:
+    """Return how long a client may take for the next part of a body."""
+    until = began + num_bytes / MIN_BYTES_PER_SECOND
+    return PATIENCE_SECONDS + min(0, until - time.monotonic())
 
 
-class TooManyPartsError(SpeakerRequestError):
-    """JSON of more values than any request has (400)."""
+class FormCutOffError(errors.SpeakerRequestError):
+    """A multipart form came without its end (400)."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"The request has more than {JSON_MAX_PARTS:,} values; send less at a time."
-        )
+    text = (
+        "The form ends before its last part does: send the whole form, up to the "
+        "closing boundary."
+    )
+
+
+class TooManyPartsError(errors.SpeakerRequestError):
+    """The JSON has more values than any request needs (400)."""
+
+    text = f"The request has more than {JSON_MAX_PARTS:,} values; send less at a time."
+
+
+class TooSlowError(errors.SpeakerRequestError, status=408):
+    """A large body arrives too slowly, or no longer arrives (408)."""
+
+    text = "The body came slower than 64 KiB a second; send it again, or less of it."
 
 
 class BoundedRequest(Request):
     """A request whose body is bounded while it arrives, and whose JSON is checked.
 
-    Of a body that is too large or is cut off FastAPI sees a client that has left, and
-    closes the files of the form. What is wrong is the ``error``.
+    If the body is too large or cut off, FastAPI sees a client that has left, and closes
+    the files of the form; ``error`` has the reason.
 
     Args:
-        request: As it came.
+        request: As the server made it.
         max_bytes: Of the body.
-        check_json: Refuses JSON before FastAPI makes a model of it; None: takes all.
+        check_json: Refuses JSON before FastAPI makes a model of it; None: all is taken.
         is_form: Whether the route takes a form.
     """
+
+    num_arriving = 0  # bytes of all large bodies that arrive in this process
 
     def __init__(
         self,
@@ -118,19 +129,20 @@ class BoundedRequest(Request):
         self._unbounded = request.receive
         self._max_bytes = max_bytes
         self._check_json = check_json
-        self._num_bytes = self._num_parts = 0
+        self._num_bytes = self._num_parts = self._num_held = 0
+        self._began = time.monotonic()
         self._is_form = is_form
         self._has_form_ended = False
         self._parser: MultipartParser | None = None
-        kind, options = parse_options_header(self.headers.get("content-type"))
+        media_type, options = parse_options_header(self.headers.get("content-type"))
         boundary = options.get(b"boundary")
-        if is_form and kind == b"multipart/form-data" and boundary is not None:
-            # Reads along, to see whether the end comes. The parser that keeps the parts
-            # takes a form without it: a field may be missing then that was sent, and
-            # the file of a part that was begun is never closed.
-            with suppress(FormParserError):  # which the other one raises as well
+        if is_form and media_type == b"multipart/form-data" and boundary is not None:
+            # Parses along, only to see whether the form ends. FastAPI's parser accepts
+            # a form without its end: a field that was sent may be missing then, and the
+            # file of an unfinished part is never closed.
+            with suppress(FormParserError):  # FastAPI's parser raises the error
                 self._parser = MultipartParser(boundary, {"on_end": self._end_form})
-        self.error: SpeakerRequestError | None = None
+        self.error: errors.TTSCacheError | None = None
         announced = self.headers.get("content-length", "")
         if announced.isascii() and announced.isdigit():
             # Python refuses to read a number of more than 4,300 digits.
@@ -142,56 +154,77 @@ class BoundedRequest(Request):
             raise self.error
 
     async def json(self) -> Any:
-        """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
+        """Return the checked body. Raises: SpeakerRequestError, JSONDecodeError."""
         given = await super().json()
-        refuse_halves(given)
+        limits.refuse_halves(given)
         if self._check_json is not None:
             self._check_json(given)
         return given
 
     async def _bounded(self) -> Message:
-        """Return the next message; of a body with an error, that the client left."""
-        message = await self._unbounded()
+        """Return the next message; after an error, the one of a client that left."""
+        if not self._num_held:
+            message = await self._unbounded()
+        else:
+            left = seconds_left(self._began, self._num_bytes)
+            try:
+                message = await asyncio.wait_for(self._unbounded(), left)
+            except asyncio.TimeoutError:
+                self.error = TooSlowError()
+                return _END
         if message["type"] == "http.request":
             data = message.get("body", b"")
             self._num_bytes += len(data)
             self._bound(self._num_bytes)
+            is_held = self._num_bytes > _SMALL_BYTES and message.get("more_body")
+            self.hold(self._num_bytes if is_held else 0)
             if not self._is_form:
                 self._num_parts += sum(map(data.count, (b"{", b"[", b",")))
+                # Escapes are parsed while the event loop waits, too. The longest texts
+                # of 32 items have two million, with a pair for each character.
+                self._num_parts += data.count(b"\\") / 5
                 if self._num_parts > JSON_MAX_PARTS:
                     self.error = self.error or TooManyPartsError()
             if self._parser is not None:
                 try:
                     self._parser.write(data)
-                except FormParserError:  # which the other one raises as well
+                except FormParserError:  # FastAPI's parser raises the error
                     self._end_form()
                 if not (message.get("more_body") or self._has_form_ended):
                     self.error = self.error or FormCutOffError()
         return message if self.error is None else _END
 
+    def hold(self, num_bytes: int) -> None:
+        """Set how many bytes of this body count as arriving; too many are an error."""
+        BoundedRequest.num_arriving += num_bytes - self._num_held
+        self._num_held = num_bytes
+        if num_bytes and BoundedRequest.num_arriving > ARRIVING_MAX_BYTES:
+            what = "too many large bodies arrive at once"
+            self.error = self.error or errors.ServerBusyError(what, RETRY_AFTER_SECONDS)
+
     def _bound(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            self.error = RequestTooLargeError(self._max_bytes)
+            self.error = errors.RequestTooLargeError(self._max_bytes)
 
     def _end_form(self) -> None:
         self._has_form_ended = True
 
 
 class GuardedRoute(APIRoute):
-    """Finds who calls, bounds the body, counts uploads, and answers our errors.
+    """Finds the caller, bounds the body, counts uploads, and answers our errors.
 
-    The host's application owns its exception handlers, and knows no tenants.
+    The host's application has handlers for its own exceptions, and knows no tenants.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler that FastAPI made."""
+        """Return FastAPI's handler, wrapped."""
         handle = super().get_route_handler()
-        of_body = None if self.body_field is None else self.body_field.field_info
-        is_form = isinstance(of_body, params.Form)
+        is_form = isinstance(getattr(self.body_field, "field_info", None), params.Form)
         fields = get_flat_dependant(self.dependant).body_params
         files = {f.alias for f in fields if isinstance(f.field_info, params.File)}
-        is_json = of_body is not None and not is_form
-        usual = CHANGES_MAX_BYTES if is_json else VOICE_MAX_BYTES
+        usual = (
+            CHANGES_MAX_BYTES if self.body_field and not is_form else VOICE_MAX_BYTES
+        )
         max_bytes, check = _MAX_BYTES.get(self.path, usual), _CHECKS.get(self.path)
 
         async def bounded(request: Request) -> Response:
@@ -200,13 +233,14 @@ class GuardedRoute(APIRoute):
             try:
                 answer = await handle(seen)
             except HTTPException as exc:
-                # FastAPI takes what goes wrong while it reads for a body that is
-                # wrong: a body without end, or a full disk to spool an upload to.
+                # FastAPI reports every failure of a read as an invalid body, even a
+                # body that is cut off, or a full disk to which it spools an upload.
                 raise seen.error or _error_behind(exc) from exc
             except RequestValidationError as exc:
-                errors = exc.errors()
-                invalid = invalid_request(errors, is_form=is_form, files=files)
+                invalid = invalid_request(exc.errors(), is_form=is_form, files=files)
                 raise seen.error or invalid from exc
+            finally:
+                seen.hold(0)
             seen.check()
             return answer
 
@@ -227,61 +261,56 @@ class GuardedRoute(APIRoute):
             try:
                 request.state.caller = caller_of(request)
                 return await answer_to(request)
-            except TTSCacheError as exc:
+            except errors.TTSCacheError as exc:
                 if exc.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                     cause = f"answering: {type(exc).__name__}"
-                    # Not the path that was called, which may name a voice.
-                    where = request.method, self.path
-                    throttled.warn_of(cause, "%s %s: %s", *where, exc.log_text)
+                    # `self.path` is the route's: the request's path may name a voice.
+                    values = request.method, self.path, exc.log_text
+                    throttled.warn_of(cause, "%s %s: %s", *values)
                 return json_response(exc)
 
         return guarded
 
 
-def _error_behind(exc: HTTPException) -> TTSCacheError:
-    """Return the error of ours that an exception stands for.
+def _error_behind(exc: HTTPException) -> errors.TTSCacheError:
+    """Return the error of ours that FastAPI reported as an invalid body.
 
-    Raises: FastAPI's exception if there is none: Starlette's own class, which it is a
-        subclass of, would pass the host's handler by.
+    Raises: FastAPI's HTTPException if no error of ours is the cause: the host has no
+        handler for Starlette's, its base class.
     """
     cause = exc.__cause__
-    if isinstance(cause, TTSCacheError):
+    if isinstance(cause, errors.TTSCacheError):
         return cause
     if isinstance(cause, OSError):
         return storage_error(gettempdir(), cause)
     if exc.detail.startswith("Part exceeded maximum size"):
-        return InvalidSpeakerError("form", _TOO_MUCH_TEXT)
+        reason = (
+            "a field has more than 1 MiB of text. Send a clip as a file: its part of "
+            "the form needs a filename (curl: -F audio_sample=@clip.wav)"
+        )
+        return errors.InvalidSpeakerError("form", reason)
     raise FastAPIHTTPException(exc.status_code, exc.detail, exc.headers) from exc
 
 
-_TOO_MUCH_TEXT = (
-    "a field has more than 1 MiB of text. Send a clip as a file: its part of the form "
-    "needs a filename (curl: -F audio_sample=@clip.wav)"
-)
-
-
-class NoSpeechModelError(SpeakerRequestError):
+class NoSpeechModelError(errors.SpeakerRequestError, status=404):
     """The served model has no speech API."""
 
-    http_status = HTTPStatus.NOT_FOUND
-
-    def __init__(self) -> None:
-        super().__init__("The model does not support Speech API")
+    text = "The model does not support Speech API"
 
 
 def json_response(
-    error: TTSCacheError, status: HTTPStatus | None = None, **details: Any
+    error: errors.TTSCacheError, status: HTTPStatus | None = None, **details: Any
 ) -> JSONResponse:
-    """Return the answer of a route; ``details`` go beside ``error``.
+    """Return the answer of a route to an error; ``details`` stand beside ``error``.
 
-    ``status`` is the error's own, if it is not given.
+    ``status`` replaces the error's own.
     """
     status = status or error.http_status
-    kind = _KINDS.get(status, "BadRequestError")
+    error_type = _ERROR_TYPES.get(status, "BadRequestError")
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        kind = "InternalServerError"
+        error_type = "InternalServerError"
     param = getattr(error, "param", None)
-    body = bounded_error_response(str(error), kind, status, param).model_dump()
+    body = bounded_error_response(str(error), error_type, status, param).model_dump()
     headers: dict[str, str] = getattr(error, "headers", {})
     if (seconds := getattr(error, "retry_after_seconds", None)) is not None:
         headers = {"Retry-After": str(seconds)}
@@ -290,16 +319,16 @@ def json_response(
     return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
 
 
-def pending_response(error: DeletionPendingError) -> JSONResponse:
-    """Return the answer of a DELETE that goes on: how far it is."""
+def pending_response(error: errors.DeletionPendingError) -> JSONResponse:
+    """Return the answer to a DELETE that is not finished: its progress."""
     progress = {"files_removed": error.files_removed, "waiting_for": error.waiting_for}
     return json_response(error, deletion=progress)
 
 
-def speech_response(error: TTSCacheError) -> JSONResponse:
+def speech_response(error: errors.TTSCacheError) -> JSONResponse:
     """Return the answer of a speech route.
 
-    An unknown voice is a wrong field there, not a missing resource.
+    An unknown voice is a wrong field of a speech request, not a missing resource.
     """
     is_unknown = error.http_status is HTTPStatus.NOT_FOUND
     return json_response(error, HTTPStatus.BAD_REQUEST if is_unknown else None)

@@ -1,4 +1,4 @@
-"""The voices routes: stock's paths and fields, and ours beside them."""
+"""The voices routes: stock's paths and fields, and our own."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -7,27 +7,19 @@ from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.callers import AnyCaller, CallingTenant
-from vllm_tts_cache.entrypoints.http.forms import (
-    VoiceChanges,
-    parse_label_filters,
-    upload_of_form,
-)
+from vllm_tts_cache.entrypoints.http.forms import VoiceChanges
 from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, answers
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import (
-    DeletionPendingError,
-    InvalidSpeakerError,
-    ServerFaultError,
-)
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 
 router = APIRouter(route_class=routing.GuardedRoute)
@@ -35,7 +27,7 @@ router = APIRouter(route_class=routing.GuardedRoute)
 MAX_PAGE = 1000
 
 
-def _handler(request: Request) -> CachedServingSpeech:
+async def _handler(request: Request) -> CachedServingSpeech:
     handler = getattr(request.app.state, "openai_serving_speech", None)
     if not isinstance(handler, CachedServingSpeech):
         raise routing.NoSpeechModelError
@@ -65,9 +57,9 @@ _STILL_MADE: dict[str, Any] = {
 def shown(
     speakers: SpeakerService, record: SpeakerRecord, *, is_lost: bool = False
 ) -> dict[str, Any]:
-    """Show a voice as all routes do.
+    """Return a voice as JSON, as all routes show it.
 
-    Of several tenants none learns from a number how much the others register.
+    With tenants no generation is shown: it tells how much other tenants register.
     """
     is_numbered = not speakers.tenants.is_on
     return models.voice(record, is_numbered=is_numbered, is_lost=is_lost)
@@ -77,7 +69,7 @@ def shown(
 async def register_voice(
     handler: Handler,
     tenant: CallingTenant,
-    upload: Annotated[Upload, Depends(upload_of_form)],
+    upload: Annotated[Upload, Depends(forms.upload_of_form)],
     audio_sample: Annotated[
         list[UploadFile] | None,
         BeforeValidator(forms.without_empty),
@@ -86,7 +78,7 @@ async def register_voice(
     ref_text: Annotated[
         list[str] | None,
         Form(
-            description="what is said in it; of several a line, or a field, for each",
+            description="what is said in it; for several, a line or a field for each",
             examples=[["The keeper counts the ships at dusk."]],
         ),
     ] = None,
@@ -114,26 +106,22 @@ async def register_voice(
     speakers, clips = handler.speakers, audio_sample or []
     speakers.uploads.check_number(len(clips))
     transcript = forms.transcript_of(ref_text or [], max(1, len(clips)))
-    upload = replace(upload, ref_text=transcript)
+    upload = replace(upload, ref_text=transcript, precompute=precompute)
     upload.check_texts()
     handler.check_new(upload.name, upload.ref_text)
     if (not clips) == (speaker_embedding is None):
         reason = "give either audio_sample or speaker_embedding"
-        raise InvalidSpeakerError("audio_sample", reason)
+        raise errors.InvalidSpeakerError("audio_sample", reason)
     if clips:
-        upload = replace(
-            upload,
-            mime_type=clips[0].content_type,
-            original_filename=clips[0].filename,
-        )
+        mime_type, filename = clips[0].content_type, clips[0].filename
+        upload = replace(upload, mime_type=mime_type, original_filename=filename)
         files = await forms.read_clips(clips)
         new = await speakers.uploads.register_audio(tenant, upload, *files, check=check)
     else:
         embedding = forms.parse_embedding(speaker_embedding or "")
         handler.check_embedding(embedding)
         new = await speakers.uploads.register_embedding(tenant, upload, embedding)
-    # Those of an embedding are there.
-    speakers.registered(new.done, precompute=precompute and bool(clips))
+    speakers.registered(new.done, precompute=precompute)
     record = new.done.record
     answer: dict[str, Any] = {
         "success": True,
@@ -151,7 +139,7 @@ async def register_voice(
     return answer
 
 
-def _page(
+async def _page(
     tenant: CallingTenant,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[100])] = MAX_PAGE,
     after: Annotated[
@@ -169,7 +157,7 @@ def _page(
         limit=limit,
         after=after or "",
         search=search or "",
-        labels=parse_label_filters(label or []),
+        labels=forms.parse_label_filters(label or []),
         sort=sort,
         tenant=tenant.name,
     )
@@ -202,16 +190,16 @@ async def list_voices(
     answer["voices"] = sorted({*_builtin(handler, page), *names})
     if last and (num_found == page.limit or len(names) < num_found):
         answer["next"] = last[0]
-    # As it is: FastAPI would go through a thousand voices once more.
+    # Not the plain dict: FastAPI would go through a thousand voices once more.
     return JSONResponse(answer)
 
 
 def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
-    """The voices that come with the checkpoint, if they are on the page."""
+    """Return the checkpoint's own voices that belong on the page."""
     if page.after or page.labels:
         return set()
     builtin = handler.builtin_names
-    if not handler.needs_voice:  # else it is no voice: a request with it is refused
+    if not handler.needs_voice:  # else a request with the placeholder is refused
         builtin |= {PLACEHOLDER}
     return {name for name in builtin if fold(page.search) in fold(name)}
 
@@ -219,9 +207,8 @@ def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
 @router.get("/v1/audio/voices/{name}", responses=answers(models.VoiceStatus, 404))
 async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
     """Show one voice, named or by its id, and the state of its encodings."""
-    return await _shown(
-        handler.speakers, await handler.speakers.lookups.get(tenant, name)
-    )
+    found = await handler.speakers.lookups.get(tenant, name)
+    return await _shown(handler.speakers, found)
 
 
 @router.patch(
@@ -231,10 +218,10 @@ async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) ->
 async def change_voice(
     handler: Handler, tenant: CallingTenant, name: VoiceName, changes: VoiceChanges
 ) -> Any:
-    """Change what is written beside a voice; its audio and its id stay.
+    """Change a voice's name, texts, labels or expiry; its audio and its id stay.
 
-    What the body leaves out stays, null takes away. With a transcript, or without, a
-    voice can be cloned in other ways: `modes` says which need nothing more.
+    A field that the body leaves out stays, null removes it. The transcript decides in
+    which ways the voice can be cloned: `modes` lists them.
     """
     parsed = changes.parsed()
     handler.check_changes(parsed)
@@ -244,20 +231,25 @@ async def change_voice(
 
 
 @router.delete("/v1/audio/voices/{name}", responses=answers(models.VoiceDeleted, 404))
-async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
-    """Delete a voice; answers when nothing of it is left anywhere.
+async def delete_voice(
+    handler: Handler,
+    tenant: CallingTenant,
+    name: VoiceName,
+    key: forms.RepeatedKey = None,
+) -> Any:
+    """Delete a voice; answers when it is deleted everywhere.
 
-    If that takes long the answer is 503, and says how far it is; repeated, it says
-    that again, or that it is done.
+    If that takes long the answer is 503 with the progress, and the deletion goes on;
+    the same request again waits for it.
     """
     try:
-        deleted = await handler.speakers.deletions.delete(name, tenant.name)
-    except DeletionPendingError as exc:
+        deleted_id = await handler.speakers.deletions.delete(name, tenant.name, key)
+    except errors.DeletionPendingError as exc:
         return routing.pending_response(exc)
     return {
         "success": True,
         "message": f"Voice '{name}' deleted successfully",
-        "id": deleted.public_id or name,
+        "id": deleted_id or name,
         "object": "audio.voice.deleted",
         "deleted": True,
     }
@@ -277,15 +269,15 @@ async def precompute_voice(
 ) -> Any:
     """Make the voice's encodings exist and wait for it; one encode for all callers.
 
-    With `urgent=false` they are made in the background, as one of many, which running
-    streams feel less of. After 10 s the answer is 202: ask again.
+    With `urgent=false` they are made in the background, in turn with others, and slow
+    running streams less. After 10 s the answer is 202: ask again.
     """
     found = await handler.speakers.lookups.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
         work = handler.speakers.encodings.precompute(found, force=force, urgent=urgent)
         existed = await unless_client_leaves(raw_request, work)
-    except ServerFaultError as exc:
+    except errors.ServerFaultError as exc:
         name = found.record.name
         return routing.json_response(exc, voice=name, cache_status="failed")
     if existed is None:
@@ -298,9 +290,8 @@ async def precompute_voice(
 @router.get("/v1/audio/voices/{name}/cache", responses=answers(models.CacheStatus, 404))
 async def cache_status(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
     """Show whether the voice's encodings exist."""
-    return await _status(
-        handler.speakers, await handler.speakers.lookups.get(tenant, name)
-    )
+    found = await handler.speakers.lookups.get(tenant, name)
+    return await _status(handler.speakers, found)
 
 
 @router.get("/v1/audio/speaker_cache", responses=answers(SpeakerCache))

@@ -1,7 +1,6 @@
 """Brings the series up to date in the background, so that a scrape only reads them."""
 
 import asyncio
-import logging
 import os
 import time
 from collections import Counter as Tally
@@ -15,27 +14,18 @@ from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.speaker.rpc_client import (
-    STATS,
-    AsyncWorkers,
-    UnsupportedModelError,
-)
-from vllm_tts_cache.speaker.wire import (
-    DecoderStats,
-    Durations,
-    SpeakerStats,
-    WorkerStats,
-)
+from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers, UnsupportedModelError
 from vllm_tts_cache.store.locks import claim
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 _LOCK_NAME = "vllm-tts-cache.lock"
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 PERIOD_SECONDS = 5.0
 # A talker answers between two steps, a diffusion model between two batches, and the
-# host hands on no request meanwhile: asking takes one part in so many of the time.
+# host hands on no request meanwhile: a pause is this many times as long as a refresh.
 PAUSE_OF_ANSWERS = 20
 MAX_PERIOD_SECONDS = 60.0
 
@@ -48,8 +38,8 @@ class Turn:
     keeps it until it ends.
 
     Attributes:
-        is_first: Whether no process had the turn before: else what was counted so far
-            has been shown, and stays in the directory.
+        is_first: Whether no process had the turn before: else the counts of a process
+            that had it stay in the directory, and are shown.
     """
 
     def __init__(self, directory: Path | None):
@@ -58,7 +48,7 @@ class Turn:
         self.is_first = True
 
     def is_ours(self) -> bool:
-        """Return whether this process has the turn; it takes a free one.
+        """Take the turn if no process has it; return whether this process has it.
 
         Raises: OSError.
         """
@@ -74,18 +64,18 @@ class Turn:
         return True
 
     def close(self) -> None:
-        """Leave it to the others."""
+        """Give the turn up to another process."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
 
 class Growth:
-    """Turns counts since a worker's start into what was added since the last look.
+    """Turns counts since a worker's start into what was added since the last refresh.
 
     Args:
-        is_first: Whether no process has shown them before; else those that are there
-            at the first look are taken as shown.
+        is_first: Whether no process has shown the counts before; else those of the
+            first refresh are taken as shown.
     """
 
     def __init__(self, *, is_first: bool):
@@ -99,15 +89,15 @@ class Growth:
         return max(0, total - before)
 
     def end_look(self) -> None:
-        """Take what appears from now on as new."""
+        """End a refresh: a count that first appears in a later one grows from 0."""
         self._is_shown_already = False
 
 
 class WorkerFigures:
     """Adds what the workers counted to the series, each count once.
 
-    The ranks of a tensor-parallel worker look the same encodings up, so rank 0 counts
-    for all of them; its memory each of them has.
+    The ranks of a tensor-parallel worker look the same encodings up, so only rank 0's
+    counts are added; memory is added up over all ranks.
     """
 
     def __init__(self, metrics: Metrics, growth: Growth):
@@ -115,9 +105,11 @@ class WorkerFigures:
         self._growth = growth
 
     def show(
-        self, answers: Sequence[WorkerStats], decoders: Sequence[DecoderStats] = ()
+        self,
+        answers: Sequence[wire.WorkerStats],
+        decoders: Sequence[wire.DecoderStats] = (),
     ) -> None:
-        """Take in what all workers answered, and those of a decoder."""
+        """Update the series by the answers of all workers, and of decoders' workers."""
         metrics = self._metrics
         first = [answer for answer in answers if answer.rank == 0]
         for answer in first:
@@ -152,7 +144,7 @@ class WorkerFigures:
         for lane, number in _summed(a.stats.waiting for a in first).items():
             metrics.encodes_waiting.labels(lane).set(number)
 
-    def _counts(self, stats: SpeakerStats) -> dict[Counter, int]:
+    def _counts(self, stats: wire.SpeakerStats) -> dict[Counter, int]:
         metrics = self._metrics
         memory = stats.tiers["memory"].segments.items()
         labelled = {
@@ -184,13 +176,13 @@ class WorkerFigures:
         for counter, total in counts.items():
             counter.inc(self._growth.of(total, worker, counter))
 
-    def _grown(self, durations: Durations, *name: Hashable) -> Durations:
+    def _grown(self, durations: wire.Durations, *name: Hashable) -> wire.Durations:
         counts = [
             int(self._growth.of(number, *name, bucket))
             for bucket, number in enumerate(durations.counts)
         ]
         total = self._growth.of(durations.total_seconds, *name, "total")
-        return Durations(counts=counts, total_seconds=total)
+        return wire.Durations(counts=counts, total_seconds=total)
 
 
 def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -206,8 +198,8 @@ class MetricsRefresh:
     For the event loop only.
 
     Args:
-        workers: None if the model that is served has none.
-        num_flights: Returns how many encodings this process waits for.
+        workers: Returns the workers; None if the served model has none.
+        num_pending: Returns how many encodings this process waits for.
         shared_with: The directory of the host's API processes, if there are several.
     """
 
@@ -217,37 +209,37 @@ class MetricsRefresh:
         store: SpeakerStore,
         workers: Callable[[], AsyncWorkers | None],
         decoders: Decoders,
-        num_flights: Callable[[], int],
+        num_pending: Callable[[], int],
         shared_with: Path | None,
     ):
         self._metrics = metrics
         self._store = store
         self._workers = workers
         self._decoders = decoders
-        self._num_flights = num_flights
+        self._num_pending = num_pending
         self._turn = Turn(shared_with)
         self._figures: WorkerFigures | None = None
-        self._own = Growth(is_first=True)
-        self._threads = BoundedExecutor("a look", num_threads=1, max_waiting=1)
+        self._own_growth = Growth(is_first=True)
+        self._threads = BoundedExecutor("metrics", num_threads=1, max_waiting=1)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; needs a running event loop."""
+        """Start refreshing; needs a running event loop."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
     def shutdown(self) -> None:
-        """Stop; another API process goes on."""
+        """Stop; another API process takes the turn."""
         if self._task is not None:
             self._task.cancel()
         self._threads.shutdown()
         self._turn.close()
 
     async def refresh(self) -> None:
-        """Bring everything up to date. Raises: TTSCacheError, OSError."""
-        self._metrics.encodings_awaited.set(self._num_flights())
+        """Bring all series up to date. Raises: TTSCacheError, OSError."""
+        self._metrics.encodings_awaited.set(self._num_pending())
         for segment, number in self._store.writer.evictions.snapshot().items():
-            growth = self._own.of(number, segment)
+            growth = self._own_growth.of(number, segment)
             self._metrics.evictions.labels("disk", segment).inc(growth)
         if not self._turn.is_ours():
             return
@@ -261,10 +253,12 @@ class MetricsRefresh:
             began_at = time.monotonic()
             try:
                 await self.refresh()
-            except Exception as exc:  # noqa: BLE001  the next time may do
+            except Exception as exc:  # noqa: BLE001  the next may succeed
                 reason = log_text_of(exc)
                 throttled.warn_of("metrics", "Metrics are not refreshed: %s", reason)
-            pause_seconds = pause_after(time.monotonic() - began_at)
+            took_seconds = time.monotonic() - began_at
+            pause_seconds = max(PERIOD_SECONDS, PAUSE_OF_ANSWERS * took_seconds)
+            pause_seconds = min(pause_seconds, MAX_PERIOD_SECONDS)
 
     async def _show_workers(self) -> None:
         if (workers := self._workers()) is None:
@@ -281,7 +275,7 @@ class MetricsRefresh:
         self._metrics.workers_seen.set_to_current_time()
 
     def _show_catalogue(self) -> None:
-        """For a thread; nothing is shown unless all could be read."""
+        """Show the catalogue's counts, once all of them are read; for a thread."""
         metrics, store = self._metrics, self._store
         num_voices, usage = store.num_speakers(), store.usage()
         budgets = store.writer.budgets
@@ -293,9 +287,3 @@ class MetricsRefresh:
                 metrics.stored_bytes.labels(*where).set(used.num_bytes)
                 max_bytes = budgets[segment, content == "audio"]
                 metrics.stored_max_bytes.labels(*where).set(max_bytes)
-
-
-def pause_after(took_seconds: float) -> float:
-    """Return how long to wait after a refresh that took so long."""
-    pause_seconds = max(PERIOD_SECONDS, PAUSE_OF_ANSWERS * took_seconds)
-    return min(pause_seconds, MAX_PERIOD_SECONDS)

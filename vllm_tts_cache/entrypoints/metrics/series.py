@@ -10,7 +10,8 @@ Labels take few values, none of them from a client: no name, text or address of 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from fastapi.exceptions import HTTPException
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -18,20 +19,19 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
 from vllm_tts_cache.speaker.wire import DURATION_BOUNDS_SECONDS, Durations
 
-PREFIX = "vllm_tts_cache_"
+_NAMESPACE = "vllm_tts_cache"
+PREFIX = f"{_NAMESPACE}_"
 
 OUTCOMES = ("hit", "miss", "none", "failed")
-# The last is FastAPI's, of a body that is no form.
+# FastAPI raises its HTTPException for a body that is no form.
 _CLIENTS_ERRORS = (SpeakerRequestError, HTTPException)
-FETCH_OUTCOMES = ("fetched", "failed", "refused")
-BUCKET_OUTCOMES = ("fetched", "lost", "corrupt")
 
 
 class AddedHistogram(Histogram):
-    """Observations that were counted in another process."""
+    """A histogram of observations that were counted in another process."""
 
     def add(self, durations: Durations) -> None:
-        """Add what was counted since the last time, in buckets of the same bounds."""
+        """Add further observations, counted in buckets of the same bounds."""
         for bucket, number in zip(self._buckets, durations.counts, strict=True):
             bucket.inc(number)
         self._sum.inc(durations.total_seconds)
@@ -51,48 +51,31 @@ class CountedRequest:
 class Metrics:
     """The series of one process.
 
-    Those that API processes count for themselves are added up where there are several.
-    What is of the workers and the catalogue, one of them shows; see `refresh.Turn`.
+    Several API processes each count for themselves, and the host adds their counts up.
+    One of them shows the series of workers and catalogue, see `refresh.Turn`.
 
     Args:
-        registry: Where they are found; the host serves prometheus_client's own.
+        registry: Where the series are registered; the host serves prometheus_client's.
     """
 
     def __init__(self, registry: CollectorRegistry):
-        def counter(name: str, meaning: str, *labels: str) -> Counter:
-            return Counter(PREFIX + name, meaning, labels, registry=registry)
-
-        def histogram(name: str, meaning: str, *labels: str) -> AddedHistogram:
-            return AddedHistogram(
-                PREFIX + name,
-                meaning,
-                labels,
-                registry=registry,
-                buckets=DURATION_BOUNDS_SECONDS,
-            )
-
-        def shown(name: str, meaning: str, *labels: str) -> Gauge:
-            return Gauge(
-                PREFIX + name,
-                meaning,
-                labels,
-                registry=registry,
-                multiprocess_mode="livemostrecent",
-            )
-
+        ours: dict[str, Any] = {"namespace": _NAMESPACE, "registry": registry}
+        counter = partial(Counter, **ours)
+        histogram = partial(AddedHistogram, **ours, buckets=DURATION_BOUNDS_SECONDS)
+        shown = partial(Gauge, **ours, multiprocess_mode="livemostrecent")
         # What each API process counts for itself.
         self.requests = counter(
             "requests",
             "Speech requests by what their voice found: hit, all of its encodings were "
             "there; miss, it waited for some; none, it needed none; failed, it could "
             "not be had. A prompt that the engine loses is made, and counted, anew.",
-            *("outcome", "family"),
+            ("outcome", "family"),
         )
         self.requests_failed = counter(
             "requests_failed",
             "Speech requests whose voice could not be had, by the error's name and by "
             "who can mend it.",
-            *("reason", "fault"),
+            ("reason", "fault"),
         )
         self.uploads = counter(
             "uploads",
@@ -103,28 +86,28 @@ class Metrics:
             "uploads_refused",
             "Registrations that were refused, by the error's name and by who can mend "
             "it.",
-            *("reason", "fault"),
+            ("reason", "fault"),
         )
         self.fetches = counter(
             "fetches",
             "References behind URLs: fetched, failed, or refused because too many are "
             "being fetched.",
-            "outcome",
+            ("outcome",),
         )
         self.encodings_awaited = Gauge(
-            f"{PREFIX}encodings_awaited",
+            "encodings_awaited",
             "Encodings that requests and precomputes of the API processes wait for.",
-            registry=registry,
+            **ours,
             multiprocess_mode="livesum",
         )
         self.evictions = counter(
             "evictions",
-            "Files (disk) and encodings (memory) that went to stay within a budget.",
-            *("tier", "segment"),
+            "Files (disk) and encodings (memory) evicted to stay within a budget.",
+            ("tier", "segment"),
         )
-        # What one of them reads from the workers and the catalogue.
+        # What one API process reads from the workers and the catalogue.
         self.hits = counter(
-            "hits", "Encodings that workers found for prompts, by where.", "tier"
+            "hits", "Encodings that workers found for prompts, by where.", ("tier",)
         )
         self.misses = counter("misses", "Encodings that workers did not find.")
         self.corrupt = counter(
@@ -138,62 +121,59 @@ class Metrics:
             "bucket_objects",
             "Files that workers fetched from the object store, did not find there "
             "(lost), or found damaged (corrupt).",
-            "outcome",
+            ("outcome",),
         )
         self.decoder_states = counter(
             "decoder_states",
-            "Clones that began behind a state of their voice in the decoder, which was "
-            "there (hit) or was made.",
-            "outcome",
+            "Clones whose decoder began from a state of their voice, which was stored "
+            "(hit) or was made.",
+            ("outcome",),
         )
         self.prompts = counter("prompts", "Requests that got their speaker prompt.")
         self.prompts_failed = counter(
             "prompts_failed",
-            "Requests that reached a worker without one; most are sent once more.",
+            "Requests whose speaker prompt a worker lacked; most are sent once more.",
         )
         self.encodes = counter(
-            "encodes", "Encodes that ended, done or failed.", "encoder", "outcome"
+            "encodes", "Encodes that ended, done or failed.", ("encoder", "outcome")
         )
         self.encode_seconds = histogram(
             "encode_seconds",
             "How long encodes took, reading the reference included.",
-            *("encoder", "lane"),
+            ("encoder", "lane"),
         )
         self.encode_queue_seconds = histogram(
             "encode_queue_seconds",
             "How long encodes waited for the encode thread.",
-            *("encoder", "lane"),
+            ("encoder", "lane"),
         )
         self.encodes_in_flight = shown(
-            "encodes_in_flight", "Encodes that wait for a worker, or are in hand."
+            "encodes_in_flight", "Encodes that wait in a worker, or run."
         )
         self.encodes_waiting = shown(
-            "encodes_waiting", "Encodes that wait for a worker.", "lane"
+            "encodes_waiting", "Encodes that wait in a worker.", ("lane",)
         )
         self.stored_bytes = shown(
             "stored_bytes",
             "Bytes held in the workers' memory and on disk.",
-            *("tier", "segment", "content"),
+            ("tier", "segment", "content"),
         )
         self.stored_max_bytes = shown(
             "stored_max_bytes",
             "Bytes that may be held in the workers' memory and on disk.",
-            *("tier", "segment", "content"),
+            ("tier", "segment", "content"),
         )
         self.voices = shown("voices", "Registered voices.")
         self.deletions_unfinished = shown(
-            "deletions_unfinished", "Deletions of which something is left, somewhere."
+            "deletions_unfinished", "Deletions that are not finished."
         )
         self.workers_seen = shown(
             "workers_seen_timestamp_seconds", "When the workers were last asked."
         )
-        self._begin()
-
-    def _begin(self) -> None:
-        # A series that begins with its first event hides it from `rate`.
-        for outcome in FETCH_OUTCOMES:
+        # Begin at 0: the first event of a series that begins with it is lost to `rate`.
+        for outcome in ("fetched", "failed", "refused"):
             self.fetches.labels(outcome)
-        for outcome in BUCKET_OUTCOMES:
+        for outcome in ("fetched", "lost", "corrupt"):
             self.bucket_objects.labels(outcome)
         for tier in ("memory", "disk"):
             self.hits.labels(tier)
@@ -201,13 +181,13 @@ class Metrics:
                 self.evictions.labels(tier, segment)
 
     def begin_family(self, family: str) -> None:
-        """Show a family's requests before the first comes."""
+        """Begin a family's request series at 0, before its first request."""
         for outcome in OUTCOMES:
             self.requests.labels(outcome, family)
 
     @contextmanager
     def request(self, family: str) -> Iterator[CountedRequest]:
-        """Count a request when the block ends; one whose client leaves is not."""
+        """Count a request when the block ends, but not one whose client has left."""
         counted = CountedRequest()
         try:
             yield counted
@@ -218,7 +198,7 @@ class Metrics:
         self.requests.labels(counted.outcome, family).inc()
 
     def refuse_upload(self, error: Exception) -> None:
-        """Count a registration that was not done."""
+        """Count a registration that was refused."""
         self.uploads_refused.labels(*reason_of(error)).inc()
 
 
@@ -232,6 +212,6 @@ def reason_of(error: Exception) -> tuple[str, str]:
 def process_metrics() -> Metrics:
     """Return this process's series, in the registry that the host serves.
 
-    One a process, as that is: a second series of one name would be refused.
+    One per process: the registry refuses a second series of one name.
     """
     return Metrics(REGISTRY)

@@ -1,1 +1,1 @@
-"""The host's serving classes and adapters with ours in their place, and its fixes."""
+"""Our serving classes and adapters, which replace the host's, and fixes of the host."""

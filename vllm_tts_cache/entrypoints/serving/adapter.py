@@ -1,11 +1,10 @@
-"""What the adapters of all families that we serve share: resolve, ensure, prompt."""
+"""The base of all families' adapters: resolve the speaker, ensure, build the prompt."""
 
 import hashlib
-import logging
 from abc import abstractmethod
 from collections.abc import Container
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,47 +12,25 @@ from typing import Any, ClassVar
 from cachetools import LRUCache
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
-from vllm_tts_cache.catalogue.records import (
-    Segment,
-    SpeakerRecord,
-    check_embedding,
-    transcript_of_clips,
-)
+from vllm_tts_cache import errors
+from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
+from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
-from vllm_tts_cache.entrypoints.serving.request_speaker import (
-    MISSING_VOICE,
-    as_clone,
-    clone_facts,
-    embedding_mode,
-    names_speaker,
-    report,
-    single_url,
-    unset_what_is_ignored,
-)
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import (
-    CheckpointError,
-    GoneError,
-    InvalidAudioError,
-    InvalidSpeakerError,
-    SpeakerNotFoundError,
-    SpeakerRequestError,
-)
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint
 from vllm_tts_cache.speaker.family import Family, Mode
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, speaking_tenant
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
 # What the host's validation takes for inline audio; it is never read.
-_ELSEWHERE = "data:,"
+_UNREAD_AUDIO = "data:,"
 
-# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
+# The event loop checks and tokenizes texts up to this, in microseconds; threads others.
 SHORT_CHARS = 2000
 _MAX_STORED = 1024
 
@@ -63,7 +40,8 @@ class Speaker:
     """A request's speaker, whose encodings exist.
 
     Attributes:
-        request: Without its speaker: no voice, no audio, the mode's ``ref_text``.
+        request: A copy of the request without voice and audio, with the ``ref_text``
+            that the mode uses.
     """
 
     clip: Clip
@@ -72,15 +50,14 @@ class Speaker:
 
     @property
     def ref(self) -> SpeakerRef:
-        """What names it to the engine."""
+        """The reference that names the speaker to the engine."""
         return self.clip.ref
 
 
 class CachedAdapter:
-    """Comes before the host's adapter of a family.
+    """The base of a family's adapter, before the host's adapter of the family.
 
-    The speaker is resolved where the prompt is built, so the host sees a request that
-    names no speaker.
+    `build` resolves the speaker, and gives the host a request that names no speaker.
 
     Attributes:
         tts_cache_needs_voice: Whether a checkpoint that clones has no other voices.
@@ -95,18 +72,18 @@ class CachedAdapter:
     def tts_cache_refusal(self) -> str | None:
         """Why the checkpoint that is served clones no voices; None if it does.
 
-        None as well where it cannot be read: the workers, which have loaded it, may run
-        elsewhere, and refuse for themselves.
+        None too if this process cannot read the checkpoint: the workers, which have
+        loaded it, may run on other machines, and refuse by themselves.
         """
         try:
             return self.tts_cache_family.clones(self._checkpoint())
-        except CheckpointError as exc:
+        except errors.CheckpointError as exc:
             logger.warning("Whether this model clones voices is not known: %s", exc)
             return None
 
     @cached_property
     def tts_cache_clones(self) -> bool:
-        """Whether the checkpoint clones voices through us."""
+        """Whether the checkpoint clones voices through this plugin."""
         return bool(self.tts_cache_family.modes) and self.tts_cache_refusal is None
 
     @abstractmethod
@@ -120,26 +97,27 @@ class CachedAdapter:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
 
     def validate(self, request: Any) -> str | None:
-        """As the host, except for a request that names a speaker: `build` does that."""
+        """Validate as the host does; `build` validates a request with a speaker."""
         host: Any = super()
         if not self.tts_cache_clones:
             return self._refusal(request) or host.validate(request)
-        unset_what_is_ignored(request, self._presets)
+        request_speaker.unset_what_is_ignored(request, self._presets)
         clip, embedding = request.ref_audio, request.speaker_embedding
         names_none = clip is embedding is None and not (request.voice or "").strip()
         if self.tts_cache_needs_voice and names_none:
-            return MISSING_VOICE
-        if names_speaker(request, self._presets):
+            return request_speaker.MISSING_VOICE
+        if request_speaker.names_speaker(request, self._presets):
             return None
         if embedding is not None:
             try:
-                mode = embedding_mode(self.tts_cache_family, "speaker_embedding")
-                # Its values may be in a list of their own.
+                field = "speaker_embedding"
+                mode = request_speaker.embedding_mode(self.tts_cache_family, field)
+                # Each value may be in a list of its own.
                 rows = (v if isinstance(v, list) else [v] for v in embedding)
-                check_embedding([value for row in rows for value in row])
-            except InvalidSpeakerError as exc:
+                records.check_embedding([value for row in rows for value in row])
+            except errors.InvalidSpeakerError as exc:
                 return str(exc)
-            for field, value in mode.stand_in.items():  # as the host infers it
+            for field, value in mode.stand_in.items():  # the host would infer them
                 if getattr(request, field) is None:
                     setattr(request, field, value)
         return host.validate(request)
@@ -149,43 +127,41 @@ class CachedAdapter:
     ) -> PreparedRequest:
         """Resolve the speaker, ensure its encodings, build a prompt that names them.
 
-        Raises: SpeakerRequestError, ServerFaultError; SpeakerReplacedError of a voice
-            that was replaced each time.
+        Raises: SpeakerRequestError, ServerFaultError; SpeakerReplacedError if the voice
+            was replaced each time.
         """
         with process_metrics().request(self.tts_cache_family.name) as counted:
-            if not (self.tts_cache_clones and names_speaker(request, self._presets)):
-                report("none")
-                return await self.speak(
-                    request, sampling_params_list, has_inline_ref_audio
-                )
+            names_one = request_speaker.names_speaker(request, self._presets)
+            if not (self.tts_cache_clones and names_one):
+                request_speaker.report("none")
+                others = sampling_params_list, has_inline_ref_audio
+                return await self.speak(request, *others)
             for _ in range(MAX_TRIES - 1):
-                # Deleted or replaced since, or an inline clip was deleted with a voice.
-                with suppress(GoneError):
+                # The voice was deleted or replaced, or the inline clip with a voice.
+                with suppress(errors.GoneError):
                     return await self._spoken(request, sampling_params_list, counted)
             return await self._spoken(request, sampling_params_list, counted)
 
     async def tts_cache_prepared(self, request: Any) -> PreparedRequest:
-        """Build the prompt of a registered voice for a request that is no client's.
+        """Build a registered voice's prompt for a request of this plugin's own.
 
-        Raises: as `build`.
+        Raises: As `build`.
         """
         found = await self._found(request)
         return await self._cloned(request, found, CountedRequest())
 
-    async def speak(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
         """Build the prompt of a request without reference audio, as the host does."""
         host: Any = super()
-        return await host.build(request, sampling_params_list, has_inline_ref_audio)
+        return await host.build(request, *others)
 
     async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
-        """Refuse texts of a clone that the model would misread: here none.
+        """Refuse texts of a clone that the model would misread; the base refuses none.
 
         Args:
-            request: With the transcript that the clone is made with.
-            has_own_ref_text: Whether that came with the request; a stored one need not
-                be checked each time.
+            request: A request with the transcript of the clone.
+            has_own_ref_text: Whether the transcript came with the request; a stored one
+                need not be checked each time.
 
         Raises: InvalidSpeakerError.
         """
@@ -213,10 +189,9 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        tenant = speaking_tenant(self._service.tenants)
         find = self._service.lookups.find_to_speak
-        if (found := await find(tenant, request.voice)) is None:
-            raise SpeakerNotFoundError(request.voice)
+        if (found := await find(self._tenant, request.voice)) is None:
+            raise errors.SpeakerNotFoundError(request.voice)
         return found
 
     async def _spoken(
@@ -225,21 +200,21 @@ class CachedAdapter:
         found = await self._found(request)
         try:
             if found is not None and found.record.audio_sha256 is None:
-                report("none")
-                mode = embedding_mode(self.tts_cache_family, "voice")
+                request_speaker.report("none")
+                mode = request_speaker.embedding_mode(self.tts_cache_family, "voice")
                 task_type = mode.stand_in.get("task_type", request.task_type)
                 request.task_type = task_type
                 embedding = await self._service.lookups.embedding(found.record)
-                named = as_clone(request, mode, stored_ref_text=None)
+                named = request_speaker.as_clone(request, mode, stored_ref_text=None)
                 named.speaker_embedding = list(embedding)
                 self._check(named)
                 return await self.speak(named, sampling_params_list, False)
             return await self._cloned(request, found, counted)
-        except GoneError:
+        except errors.GoneError:
             if found is not None:
-                await self._service.lookups.check_stays(
-                    self._tenant, request.voice, found.record.audio_sha256
-                )
+                was = found.record
+                stood = request.voice, was.audio_sha256, was.generation
+                await self._service.lookups.check_stays(self._tenant, *stood)
             raise
 
     async def _cloned(
@@ -247,17 +222,17 @@ class CachedAdapter:
     ) -> PreparedRequest:
         record = None if found is None else found.record
         stored_ref_text = None if record is None else record.ref_text
-        facts = clone_facts(
+        facts = request_speaker.clone_facts(
             request, stored_ref_text=stored_ref_text, is_inline=record is None
         )
         mode = self.tts_cache_family.mode(facts)
-        # Later the host reads the task of this request, not of the copy it validates.
+        # The host reads the task of this request later, not that of the validated copy.
         request.task_type = mode.stand_in.get("task_type", request.task_type)
-        seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
+        seen = request_speaker.as_clone(request, mode, stored_ref_text=stored_ref_text)
         if record is not None and record.clip_starts_json is not None:
             self._service.model.check_clips(record.num_clips)
-            seen.ref_text = transcript_of_clips(seen.ref_text, record.num_clips)
-        # First what is free: a request that is refused must not fetch.
+            seen.ref_text = records.transcript_of_clips(seen.ref_text, record.num_clips)
+        # Before the clip is fetched: a refused request must not fetch one.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         with nullcontext() if found else self._service.places.inline(self._tenant):
@@ -265,62 +240,57 @@ class CachedAdapter:
             limits = self.tts_cache_family.limits
             problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
             if problem is not None:
-                raise InvalidAudioError(problem)
+                raise errors.InvalidAudioError(problem)
             need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
+            tenant = self._tenant.name if found is None else found.record.tenant
+            stored = None if found is None else found.fingerprints
             ensure = self._service.encodings.ensure
-            if found is None:
-                existed = await ensure(need, tenant=self._tenant.name)
-            else:
-                tenant, stored = found.record.tenant, found.fingerprints
-                existed = await ensure(need, tenant=tenant, stored=stored)
+            existed = await ensure(need, tenant=tenant, stored=stored)
+            known = replace(clip.ref, encoders=self._service.encodings.encoders_id)
+            clip = replace(clip, ref=known)
         counted.outcome = "hit" if existed else "miss"
-        report(counted.outcome)
+        request_speaker.report(counted.outcome)
         return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
 
-    async def _clip(self, request: Any, record: SpeakerRecord | None) -> Clip:
+    async def _clip(self, request: Any, record: records.SpeakerRecord | None) -> Clip:
         if record is None:
             fetch = partial(fetch_audio, self.ctx.server.media_connector)
-            return await self._service.inline.resolve(
-                single_url(request.ref_audio), fetch
-            )
+            url = request_speaker.single_url(request.ref_audio)
+            return await self._service.inline.resolve(url, fetch)
         if (sha := record.audio_sha256) is None:
-            # It was replaced by an embedding while its audio was waited for.
+            # An embedding replaced the voice while the request waited for its audio.
             reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
-            raise SpeakerRequestError(reason)
+            raise errors.SpeakerRequestError(reason)
         return Clip(
-            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
+            ref=SpeakerRef(audio_sha256=sha, segment=records.Segment.REGISTERED),
             num_samples=record.num_samples,
             sample_rate_hz=record.sample_rate_hz,
             num_clips=1 if record.clip_starts_json is None else record.num_clips,
         )
 
     def _refusal(self, request: Any) -> str | None:
-        """Say why a checkpoint without encoders cannot speak with this speaker."""
+        """Return why a checkpoint that does not clone refuses the request, or None."""
         if self.tts_cache_refusal is None:
-            return None  # the host clones with it, or not
+            return None  # the host decides
         named = request.ref_audio, request.speaker_embedding
         if named != (None, None):
             return self.tts_cache_refusal
-        if names_speaker(request, self._presets):
+        if request_speaker.names_speaker(request, self._presets):
             host: Any = super()
             return host.validate(request) and self.tts_cache_refusal
         return None
 
     def _check(self, seen: Any) -> None:
         host: Any = super()
-        seen.ref_audio = _ELSEWHERE
+        seen.ref_audio = _UNREAD_AUDIO
         problem = host.validate(seen)
         seen.ref_audio = None
         if problem is not None:
-            raise SpeakerRequestError(problem)
+            raise errors.SpeakerRequestError(problem)
 
 
 class TextCheckingAdapter(CachedAdapter):
-    """Refuses control tokens in what is to be spoken and in its transcript."""
-
-    @abstractmethod
-    def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
+    """Refuses control tokens in a text to be spoken and in the transcript."""
 
     async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
         """Refuse a control token in the text or in its transcript.
@@ -335,12 +305,10 @@ class TextCheckingAdapter(CachedAdapter):
         else:
             await self._check_stored(request.ref_text)
 
-    async def speak(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
-        """As the host. Raises: InvalidSpeakerError."""
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Check the text, then speak as the host does. Raises: InvalidSpeakerError."""
         await self._check_text("input", request.input)
-        return await super().speak(request, sampling_params_list, has_inline_ref_audio)
+        return await super().speak(request, *others)
 
     async def _check_text(self, field: str, text: str) -> None:
         if len(text) <= SHORT_CHARS:
@@ -349,8 +317,8 @@ class TextCheckingAdapter(CachedAdapter):
             await self._service.texts.run(self.tts_cache_check_text, field, text)
 
     async def _check_stored(self, text: str) -> None:
-        # Once for each: registered for another model or by stock, it was not checked.
-        # Kept by its digest, as the text would outlive its voice here.
+        # A transcript that was registered for another model, or by stock, is unchecked.
+        # The cache has its digest and not the text, which would outlive the voice.
         digest = hashlib.sha256(text.encode()).digest()
         if digest not in self._checked:
             await self._check_text("ref_text", text)

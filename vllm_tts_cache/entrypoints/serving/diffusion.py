@@ -1,7 +1,7 @@
 """Speech of diffusion models, which the host serves by one method, without an adapter.
 
-An adapter of ours resolves the speaker before; the host sees a request that names none;
-what names the speaker to the worker is put into the prompt on its way to the engine.
+Our adapter resolves the speaker first, and the host sees a request that names none.
+`PromptingEngine` adds the speaker's address to the prompt on its way to the engine.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +24,7 @@ from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 Submit = Callable[[Mapping[str, Any]], AsyncIterator[Any]]
 Speak = Callable[[str, Submit], AsyncIterator[Any]]
 
-_WHOLE = (
+_NO_EVENTS = (
     "This model speaks a text whole and not in parts, so there are no events to send: "
     "leave out stream and stream_format, or ask for stream_format='audio', which "
     "answers all of it at once."
@@ -32,16 +32,16 @@ _WHOLE = (
 
 
 class _NoHostsAdapter:
-    """What our adapters call of the host's, for models of which it has none."""
+    """Replaces the host's adapter, which ours call: diffusion models have none."""
 
-    # Of the model, and not of the operator: there are no presets.
+    # Empty: a diffusion model has no preset voices.
     capabilities = TTSCapabilities()
 
     def __init__(self, ctx: SpeechServingContext):
         self.ctx = ctx
 
     def validate(self, request: Any) -> str | None:
-        """Say what is wrong before anything is spent on a clone, or None."""
+        """Return what is wrong with a request, before its speaker is resolved."""
         return None if request.input.strip() else "Input text cannot be empty"
 
     async def build(
@@ -55,22 +55,22 @@ class _NoHostsAdapter:
 
 
 class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
-    """Says what goes into a clone's prompt beside what the host puts there."""
+    """Builds the fields of a clone's prompt that the host does not build."""
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Name the speaker, and give the transcript that goes with its encodings."""
+        """Return the speaker's address, and the transcript if its mode uses one."""
         named: dict[str, Any] = {FIELD: speaker.ref.to_wire()}
         if speaker.request.ref_text is not None:
             named["ref_text"] = self.tts_cache_transcript(speaker.request.ref_text)
         return PreparedRequest(prompt=named, model_type=self.tts_cache_family.name)
 
     def tts_cache_transcript(self, ref_text: str) -> str:
-        """Return a transcript as the model is to read it: here as it is."""
+        """Return a transcript as the model is to read it; the base changes nothing."""
         return ref_text
 
     def validate(self, request: Any) -> str | None:
-        """As our other adapters; a stream of events, which is none here, is refused."""
-        return _WHOLE if request.is_sse_stream() else super().validate(request)
+        """Validate as our other adapters do, and refuse a stream of events."""
+        return _NO_EVENTS if request.is_sse_stream() else super().validate(request)
 
     def _checkpoint(self) -> Path:
         return checkpoint_dir(self.ctx.diffusion_engine.model)
@@ -88,12 +88,12 @@ def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
 def other_model_of(engine: Any) -> host_speakers.OtherModel:
     """Describe the model that is served, which is of no family.
 
-    None of the host's own pipelines but OmniVoice's reads the reference of a speech
-    request; one that another plugin brought may.
+    Of the host's own pipelines only OmniVoice's reads the reference of a speech
+    request; a pipeline of another plugin may.
     """
     if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:
         _, module_in_host, _ = registry._DIFFUSION_MODELS[name]
-        if module_in_host:  # empty of what a plugin registered
+        if module_in_host:  # empty for what a plugin registered
             return host_speakers.OtherModel(name, takes_clips=False)
     return host_speakers.of_model(None)
 
@@ -103,11 +103,12 @@ def _pipeline(engine: Any) -> str | None:
 
 
 class PromptingEngine:
-    """The host's engine client for one request, whose prompt is added to.
+    """The host's engine client for one request, with more fields in its prompt.
 
     Args:
-        engine: The host's.
-        speak: Is given the request's id, and what submits it with more in its prompt.
+        engine: The host's engine client.
+        speak: Called with the request's id, and a function that submits the request
+            with the further fields that it is given.
     """
 
     def __init__(self, engine: Any, speak: Speak):
@@ -120,7 +121,7 @@ class PromptingEngine:
     def generate(
         self, *, prompt: dict[str, Any], request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
-        """As the host's, whose serving class gives all by name."""
+        """Generate by ``speak``; the host's serving class passes all by name."""
 
         def submit(more: Mapping[str, Any]) -> AsyncIterator[Any]:
             whole = {**prompt, **more, REQUEST_FIELD: request_id}

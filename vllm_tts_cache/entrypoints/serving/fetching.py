@@ -3,7 +3,11 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from inspect import unwrap
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,27 +19,48 @@ from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.media.base import MediaIO
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.config import IPNetwork
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import InvalidAudioError, TTSCacheError
+from vllm_tts_cache.logs import ThrottledLog
+
+throttled = ThrottledLog()
 
 NUM_NAME_THREADS = 16
+_RETRY_SECONDS = 1.0
+_UNICAST, _NAT64 = IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96")
+# Python takes these for global; the metadata of two clouds are there.
+_INSIDE = IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16")
+# A proxy that the environment names is the operator's, wherever it is.
+_is_to_proxy: ContextVar[bool] = ContextVar("_is_to_proxy", default=False)
 _MAX_REASON_CHARS = 500  # of the host, which quotes what it was given
 
 
+class NotPublicError(OSError):
+    """An address is of a machine inside, and no setting names its network."""
+
+
 class FetchConnection(HTTPConnection):
-    """The host's, which looks up names in threads of its own, with a bound on them.
+    """The host's connection, which strangers' URLs lead to the public internet only.
 
     Where no name server answers, a look-up goes on for seconds after its client has
-    left. The host's loop would look up two names at a time, and all others that ever
-    were asked for after them; asyncio's own in the default pool, where the host waits
-    for its workers.
+    left. The host's event loop would look up two names at a time and queue all others;
+    asyncio's would use the default pool, in which the host waits for its workers. So
+    names are looked up in bounded threads of its own.
 
     Args:
         max_waiting: Names that may wait for a thread.
+        networks: Networks inside whose addresses may be reached as well.
+
+    Attributes:
+        domains: The hosts that a URL and its redirects may name; empty for all.
     """
 
-    def __init__(self, *, max_waiting: int):
+    domains: Sequence[str] = ()
+
+    def __init__(self, *, max_waiting: int, networks: Sequence[IPNetwork] = ()):
         super().__init__()
+        self.networks = networks
         self._names = BoundedExecutor(
             "too many host names are looked up",
             num_threads=NUM_NAME_THREADS,
@@ -43,21 +68,79 @@ class FetchConnection(HTTPConnection):
         )
 
     async def get_async_client(self) -> aiohttp.ClientSession:
-        """As the host's, but for the resolver."""
+        """Return the host's session, with our resolver, and each connection checked."""
         if self._async_client is None:
             resolver = aiohttp.ThreadedResolver(cast(Any, self))
-            connector = aiohttp.TCPConnector(resolver=resolver)
-            self._async_client = aiohttp.ClientSession(
-                trust_env=True, connector=connector
+            connector = aiohttp.TCPConnector(
+                resolver=resolver, socket_factory=self._socket
             )
+            self._async_client = aiohttp.ClientSession(
+                trust_env=True,
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),  # a cookie is one tenant's
+                middlewares=(self._check_hop,),
+            )
+            # The environment names a proxy; the operator's .netrc is no tenant's.
+            cast(Any, self._async_client)._get_netrc_auth = lambda _host: None
         return self._async_client
 
+    async def async_get_bytes(self, url: str, **options: Any) -> bytes:
+        """Fetch as the host does, whose log would show URLs with their signatures."""
+        get = unwrap(HTTPConnection.async_get_bytes)
+        for seconds in (_RETRY_SECONDS,) * (envs.VLLM_MEDIA_FETCH_MAX_RETRIES - 1):
+            try:
+                return await get(self, url, **options)
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as exc:
+                is_final = isinstance(exc, ValueError) or _is_inside(exc)
+                if is_final or getattr(exc, "status", 500) < 500:
+                    raise
+                cause = type(exc).__name__
+                throttled.warn_of(cause, "Fetching a reference again after %s", cause)
+            await asyncio.sleep(seconds)
+        return await get(self, url, **options)
+
+    async def _check_hop(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Send a request, or one that a redirect leads to, if it may go there."""
+        host = request.url.raw_host or ""
+        if self.domains and host not in self.domains:
+            raise InvalidAudioError(
+                f"its URL leads to {host}, which is none of the allowed domains "
+                f"({', '.join(self.domains)})"
+            )
+        _is_to_proxy.set(request.proxy is not None)
+        if request.proxy is not None and not self._may_be_named(host):
+            raise NotPublicError
+        return await send(request)
+
+    def _may_be_named(self, host: str) -> bool:
+        with suppress(OSError):  # it is a name, or of IPv6
+            host = socket.inet_ntoa(socket.inet_aton(host.rstrip(".")))
+        with suppress(ValueError):
+            return self._may_reach(host)
+        return True  # the proxy looks the name up
+
+    def _socket(self, found: Any) -> socket.socket:
+        """Open a socket for an address. Raises: NotPublicError."""
+        family, kind, protocol, _, address = found
+        if not (_is_to_proxy.get() or self._may_reach(address[0])):
+            raise NotPublicError
+        return socket.socket(family, kind, protocol)
+
+    def _may_reach(self, address: str) -> bool:
+        """Whether an address is public or allowed. Raises: ValueError: It is a name."""
+        ip = ip_address(address.partition("%")[0])
+        if isinstance(ip, IPv6Address):
+            ip = IPv4Address(ip.packed[-4:]) if ip in _NAT64 else ip.ipv4_mapped or ip
+        return _is_public(ip) or any(ip in network for network in self.networks)
+
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
-        """As the event loop's, in our threads. Raises: ServerBusyError, OSError."""
+        """Resolve in our threads. Raises: ServerBusyError, OSError."""
         return await self._names.run(socket.getaddrinfo, host, port, **options)
 
     async def getnameinfo(self, address: Any, flags: int) -> tuple[str, str]:
-        """As the event loop's, in our threads. Raises: ServerBusyError, OSError."""
+        """Resolve in our threads. Raises: ServerBusyError, OSError."""
         return await self._names.run(socket.getnameinfo, address, flags)
 
     def shutdown(self) -> None:
@@ -65,12 +148,34 @@ class FetchConnection(HTTPConnection):
         self._names.shutdown()
 
 
-def reason_of(error: Exception) -> str:
-    """Say why a reference was not fetched.
+def _is_public(ip: IPv4Address | IPv6Address) -> bool:
+    if isinstance(ip, IPv4Address):
+        is_special = ip.is_multicast or any(ip in network for network in _INSIDE)
+        return ip.is_global and not is_special
+    # Tunnels to addresses of IPv4 are not needed to reach anybody.
+    is_tunnel = ip.sixtofour is not None or ip.teredo is not None
+    return ip in _UNICAST and ip.is_global and not is_tunnel
 
-    The host calls a certificate that is not trusted an invalid URL, and names the field
-    of another API (``image_url``) in what it knows of it.
+
+def _is_inside(error: BaseException) -> bool:
+    return any(isinstance(each, NotPublicError) for each in _causes(error))
+
+
+def reason_of(error: Exception, connection: HTTPConnection) -> str:
+    """Say why a reference was not fetched, and nothing of the network inside.
+
+    The host calls a certificate that is not trusted an invalid URL, and its message
+    names a field of another API (``image_url``).
     """
+    if _is_inside(error):
+        return (
+            "its host has no public address. Send the clip as a data URL, or register "
+            "it; who runs this server can name the host's network "
+            "(SPEAKER_CACHE_FETCH_NETWORKS)"
+        )
+    if isinstance(connection, FetchConnection) and connection.networks:
+        # The server may be inside: which of its ports answer, and how, is not told.
+        return "its server does not give it"
     for each in _causes(error):
         if isinstance(each, ssl.SSLCertVerificationError):
             return (
@@ -89,7 +194,7 @@ def reason_of(error: Exception) -> str:
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if not isinstance(error, aiohttp.ClientError):  # whose are Python's by class
+        if not isinstance(error, aiohttp.ClientError):  # also Python's by class
             yield error
         error = error.__cause__ or error.__context__
 
@@ -117,8 +222,8 @@ async def fetch_audio(connector: MediaConnector, url: str) -> bytes:
     except Exception as exc:
         # A URL that is not allowed, not there or too slow is the caller's to mend,
         # and the host's reasons come in many classes.
-        reason = f"its URL cannot be fetched: {reason_of(exc)}"
-        raise InvalidAudioError(reason) from exc
+        reason = reason_of(exc, connector.connection)
+        raise InvalidAudioError(f"its URL cannot be fetched: {reason}") from exc
 
 
 class _FileIO(MediaIO[bytes]):

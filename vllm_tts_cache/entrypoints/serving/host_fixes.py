@@ -1,6 +1,6 @@
-"""What we mend in the host around our calls and requests.
+"""Fixes of the host around our calls and requests.
 
-`attach.PATCHES` has the reasons.
+`attach.PATCHES` has their reasons.
 """
 
 import asyncio
@@ -14,46 +14,37 @@ from typing import Any
 from vllm_omni.engine.messages import CollectiveRPCResultMessage, ErrorMessage
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog, logger
+from vllm_tts_cache.speaker import rpc_client as rpc
 from vllm_tts_cache.speaker.family import families
-from vllm_tts_cache.speaker.rpc_client import (
-    DECODER_STATS,
-    DELETE,
-    DELETE_STATES,
-    ENCODING,
-    METHOD_PREFIX,
-    STATS,
-    WANT,
-)
 
-# The caller is answered with what there is before it gives up by itself.
+# How long before its timeout a caller is answered with the results so far.
 EARLIER_SECONDS = 1.0
-# Once one replica has answered, of a call for which that is enough; the others are in a
-# long step, or dead.
+# How long a call for which one answer is enough waits for the others after the first:
+# these workers are in a long step, or dead.
 LATER_SECONDS = 2.0
-_ONE_WILL_DO = {method.name for method in (WANT, ENCODING, STATS, DECODER_STATS)}
-_NEEDS_ALL = {method.name for method in (DELETE, DELETE_STATES) if method.needs_all}
+_ONE_WILL_DO = {m.name for m in (rpc.WANT, rpc.ENCODING, rpc.STATS, rpc.DECODER_STATS)}
+_NEEDS_ALL = {m.name for m in (rpc.DELETE, rpc.DELETE_STATES) if m.needs_all}
 
-# The loop itself keeps weak references only.
+# Keeps tasks alive: the event loop has only weak references to them.
 _running: set[asyncio.Task[Any]] = set()
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-throttled = ThrottledLog(logger)
+throttled = ThrottledLog()
 
 LOOK_SECONDS = 0.05
-# The host kills API processes, of which there are several, after 5 seconds.
+# Where there are several API processes, the host kills them after 5 seconds.
 SHARED_SECONDS = 2.0
 Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def calling_beside(host: Method) -> Method:
-    """Handle our calls of workers beside what comes after them, and end each in time.
+    """Handle our calls of workers beside later messages, and end each in time.
 
     All replicas are called at once.
     """
 
     async def handle(self: Any, msg: Any) -> None:
-        if not msg.method.startswith(METHOD_PREFIX):
+        if not msg.method.startswith(rpc.METHOD_PREFIX):
             await host(self, msg)
             return
         _started(_answer(self, msg))
@@ -78,19 +69,19 @@ async def _answer(orchestrator: Any, message: Any) -> None:
         )
         for pool, replica in called
     ]
-    late = await _late(
+    late = await _late_calls(
         calls,
         seconds=message.timeout - EARLIER_SECONDS,
         is_one_enough=message.method in _ONE_WILL_DO,
     )
     for (pool, _), call in zip(called, calls, strict=True):
-        # A diffusion client keeps the answer to a call without a caller for ever;
-        # it ends its calls by itself.
+        # A diffusion client would keep the answer to a cancelled call for ever; its
+        # calls end by themselves.
         if call in late and pool.stage_type != "diffusion":
             call.cancel()
     has_answer = any(map(_is_answer, calls))
     if late and (message.method in _NEEDS_ALL or not has_answer):
-        return  # the caller gives up in a moment, and says that they are busy
+        return  # the caller times out, and reports busy workers
     await orchestrator.rpc_async_queue.put(
         CollectiveRPCResultMessage(
             rpc_id=message.rpc_id,
@@ -101,7 +92,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
     )
 
 
-async def _late(
+async def _late_calls(
     calls: Collection["asyncio.Task[Any]"], *, seconds: float, is_one_enough: bool
 ) -> set["asyncio.Task[Any]"]:
     """Return the calls that have not ended in time."""
@@ -124,13 +115,13 @@ def _started(work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
 
 
 def _is_answer(call: "asyncio.Task[Any]") -> bool:
-    """Whether workers answered; what is no list is the host's word for a failure."""
+    """Whether workers answered: the host's own error is no list."""
     has_failed = not call.done() or call.cancelled() or call.exception() is not None
     return not has_failed and isinstance(call.result(), list)
 
 
 def _result(call: "asyncio.Task[Any]", late: set["asyncio.Task[Any]"]) -> Any:
-    """Return what a replica answered, or what the host says of one that failed."""
+    """Return a replica's answer, or the host's form of an answer if it failed."""
     reason = "no answer in time"
     if call not in late:
         if (error := call.exception()) is None:
@@ -140,7 +131,7 @@ def _result(call: "asyncio.Task[Any]", late: set["asyncio.Task[Any]"]) -> Any:
 
 
 def failing_alone(host: Method) -> Method:
-    """Fail a request alone that cannot be sent to the engine, whatever the error."""
+    """Fail only the one request that cannot be sent to the engine, for any error."""
 
     async def dispatch_or_fail(
         self: Any, dispatch: Any, *, req_id: str, stage_id: int, **named: Any
@@ -159,12 +150,12 @@ def failing_alone(host: Method) -> Method:
 
 
 def waiting_for_outputs(host: Callable[..., Any]) -> Callable[..., Any]:
-    """Have engines of our families wait; ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` decides."""
+    """Make our families' engines wait unless ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` is set."""
     ours = {family.waits_for_outputs_of for family in families()} - {""}
 
     @wraps(host)
     def create(self: Any, **kwargs: Any) -> Any:
-        # Here, as an engine reads its pipeline's default before it loads us.
+        # Both, as an engine reads its pipeline's default before it loads this plugin.
         pipeline = self.pipeline_config
         if pipeline is not None and pipeline.model_type in ours:
             self._event_driven_orch_default = True
@@ -175,7 +166,7 @@ def waiting_for_outputs(host: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quiet_failed_requests() -> None:
-    """Have the host log no more of our errors than their ``log_text``; once."""
+    """Make the host log only the ``log_text`` of our errors; idempotent."""
     for module in ("serving_speech", "serving_speech_stream"):
         logging.getLogger(f"vllm_omni.entrypoints.openai.{module}").addFilter(_quiet)
 
@@ -194,11 +185,11 @@ def _quiet(record: logging.LogRecord) -> bool:
 
 
 def stopping_well(serve_http: Method, drain_seconds: float) -> Method:
-    """Have the host's ``serve_http`` drain requests for so long at a signal."""
+    """Make ``serve_http`` drain requests for ``drain_seconds`` at a signal."""
 
     async def serve(app: Any, *args: Any, **options: Any) -> Any:
         Stop(app.state, asyncio.get_running_loop(), drain_seconds).expect()
-        # The host would shut it down by the application's state, which is deleted then.
+        # Read now: the application's state is deleted when the host has ended.
         speech = app.state.openai_serving_speech
         last_part = await serve_http(app, *args, **options)
 
@@ -215,7 +206,7 @@ def stopping_well(serve_http: Method, drain_seconds: float) -> Method:
 
 
 class Stop:
-    """The end of one API process, whose ``state`` has the host's engine and server."""
+    """Stops one API process, whose ``state`` has the host's engine and server."""
 
     def __init__(
         self, state: Any, loop: asyncio.AbstractEventLoop, drain_seconds: float
@@ -228,7 +219,7 @@ class Stop:
         self._is_over = threading.Event()
 
     def expect(self) -> None:
-        """Take part in how the host stops its engine."""
+        """Make the engine's shutdown drain requests before, and end the rest after."""
         engine = self._state.engine_client
         host = engine.shutdown
 
@@ -244,8 +235,8 @@ class Stop:
         engine.shutdown = shutdown
 
     def _drain(self) -> None:
-        """Take no new request, and wait for those that are under way."""
-        asyncio.run_coroutine_threadsafe(self._close_the_door(), self._loop).result()
+        """Accept no new request, and wait for the running ones."""
+        asyncio.run_coroutine_threadsafe(self._stop_accepting(), self._loop).result()
         looks = int(self._seconds / LOOK_SECONDS)
         while self._num_requests and looks > 0 and not self._is_over.is_set():
             self._is_over.wait(LOOK_SECONDS)
@@ -261,13 +252,13 @@ class Stop:
     def _num_requests(self) -> int:
         return len(self._state.server.server_state.tasks)
 
-    async def _close_the_door(self) -> None:
+    async def _stop_accepting(self) -> None:
         server = self._state.server
-        for listening in getattr(server, "servers", ()):  # none before it has started
+        for listening in getattr(server, "servers", ()):  # empty before the start
             listening.close()
         for connection in list(server.server_state.connections):
-            # An idle one is closed; another one once it is answered. WebSockets, which
-            # have no such cycle, would be cut off.
+            # uvicorn closes an idle connection at once, another once it is answered. It
+            # would cut off WebSockets, which have no cycle.
             if hasattr(connection, "cycle"):
                 connection.shutdown()
         if self._num_requests:

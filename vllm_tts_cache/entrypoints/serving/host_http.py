@@ -1,8 +1,8 @@
-"""What our routes have of the host's HTTP server: its errors, its keys, its clients.
+"""What our routes use of the host's HTTP server: error answers, keys, cancellation.
 
-The host answers what FastAPI and pydantic find wrong with Python's text of each of
-their errors, which repeats what was sent: of a clip that came as text its first bytes.
-`invalid_request` says it in sentences, under the host's names of fields.
+If FastAPI or pydantic refuse a request, the host answers with Python's text of each of
+their errors, which repeats the request: for a clip sent as text, its first bytes.
+`invalid_request` writes sentences instead, with the host's names of fields.
 """
 
 import re
@@ -23,16 +23,16 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.logs import encodable
 
-_MAX_MESSAGE_CHARS = 2000  # which quote what a client sent
+_MAX_MESSAGE_CHARS = 2000  # messages may quote what a client sent
 _MAX_FIELDS = 5
 _MAX_FIELD_CHARS = 64
 _MAX_VALUE_CHARS = 64
 _MAX_REASON_CHARS = 300
 _AS_FILE = "as a file: its part of the form needs a filename (curl: -F {}=@clip.wav)"
-# How pydantic's messages begin that say what a value has to be.
+# How pydantic's messages begin that name the expected type or form of a value.
 _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Tuple|Value) should ")
 _SHOULD = "it should "
-_OF_VALUES = "value_error", "assertion_error"
+_VALUE_ERRORS = "value_error", "assertion_error"
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def bounded_error_response(
     message: str | Exception, *args: Any, **kwargs: Any
 ) -> ErrorResponse:
-    """Return the host's, which goes through a message by the square of its length."""
+    """Return the host's error of a cut text: its time grows by the length's square."""
     if isinstance(message, str):
         message = message[:_MAX_MESSAGE_CHARS]
     return create_error_response(message, *args, **kwargs)
@@ -55,7 +55,7 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None
     """Return what ``work`` returns; cancel it, and return None, if the client leaves.
 
     Args:
-        request: Whose body has been read; what else arrives of it is dropped.
+        request: A request whose body has been read; what arrives later is dropped.
         work: What is done for the client.
     """
 
@@ -71,7 +71,7 @@ class InvalidRequestError(SpeakerRequestError):
     """Fields of a request are missing or wrong.
 
     Attributes:
-        param: Where the first of them is, as the host writes it.
+        param: The place of the first of these fields, as the host writes places.
     """
 
     def __init__(self, message: str, param: str | None):
@@ -85,8 +85,8 @@ def invalid_request(
     """Return the error that says in sentences which fields are wrong.
 
     Args:
-        errors: As FastAPI's exception has them: pydantic's, or texts.
-        is_form: Whether the route takes a form; else it is JSON, if anything.
+        errors: The errors in FastAPI's exception: pydantic's, or texts.
+        is_form: Whether the route takes a form; else its body is JSON, if it has one.
         files: Names of the form's fields that are files.
     """
     params: list[str] = []
@@ -109,14 +109,13 @@ def invalid_request(
     ]
     if (num_more := len(sentences) - _MAX_FIELDS) > 0:
         sentences[_MAX_FIELDS:] = [f"{num_more} more fields are wrong."]
-    return InvalidRequestError(
-        encodable(" ".join(sentences)), encodable(params[0]) if params else None
-    )
+    param = encodable(params[0]) if params else None
+    return InvalidRequestError(encodable(" ".join(sentences)), param)
 
 
 def _field(loc: Sequence[Any], files: Container[str]) -> str:
     if len(loc) < 2 or (loc[0] == "body" and isinstance(loc[1], int)):
-        return str(loc[0])  # all of it, or a place in JSON that is none
+        return str(loc[0])  # the whole part, or a place in invalid JSON
     if loc[1] in files:
         return str(loc[1])
     return clean_loc_for_param(tuple(loc[1:]))[:_MAX_FIELD_CHARS]
@@ -130,7 +129,7 @@ def _reason(error: Mapping[str, Any], is_form: bool, files: Container[str]) -> s
         return f"it is missing. Send it {_place(loc, is_form, files)}"
     if name is not None and name in files:
         return f"it is no file. Send it {_AS_FILE.format(name)}"
-    if kind in _OF_VALUES:
+    if kind in _VALUE_ERRORS:
         return str(context.get("error", error["msg"]))[:_MAX_REASON_CHARS]
     if name is None:
         return "it is no JSON object. Send one, as Content-Type: application/json"

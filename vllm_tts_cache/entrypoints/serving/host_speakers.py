@@ -1,9 +1,9 @@
 """The catalogue as the host expects it, for models that no family of ours serves.
 
 The host's adapters look voices up on the event loop, which must not wait for a database
-behind a network. So `CachedServingSpeech` reads the voices that a request names before,
-in threads, and they are `known` while it is worked on. A voice that no request could
-ever speak with is not stored.
+behind a network. So `CachedServingSpeech` first reads the voices that a request names,
+in threads, and `known` answers the host from them. For a model that speaks with no
+registered voice, none is stored.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -16,7 +16,7 @@ from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
 from vllm_tts_cache.speaker.family import clips_problem
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 
-# Of MOSS's checkpoints, which one adapter serves, those that speak as a text says.
+# The MOSS checkpoints that speak by a description; one adapter serves all of MOSS.
 _MOSS_WITHOUT_CLIPS = frozenset({"sound_effect", "voice_generator"})
 
 
@@ -25,10 +25,10 @@ class HostVoice:
     """What the host may read of a voice.
 
     Attributes:
-        row: As the host keeps voices; None if none is registered under the name.
+        row: The voice as the host keeps voices; None if no voice has the name.
         audio: Samples, ``(num_samples,)`` float32, and their rate in Hz.
-        embedding: What the voice was registered as, if that was no audio.
-        error: Why it, or its audio, could not be read.
+        embedding: The raw embedding of a voice that was registered without audio.
+        error: Why the voice, or its audio, could not be read.
     """
 
     row: dict[str, Any] | None = None
@@ -43,7 +43,7 @@ _known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
 
 @contextmanager
 def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
-    """Answer the host's look-ups inside; voices by their names in lower case."""
+    """Answer the host's look-ups in the block by voices, under lower-case names."""
     token = _known.set({**_known.get({}), **voices})
     try:
         yield
@@ -52,12 +52,12 @@ def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
 
 
 def known_names() -> Set[str]:
-    """Return the names in lower case that were read for this request, or its batch."""
+    """Return the lower-case names that were read for this request, or its batch."""
     return _known.get({}).keys()
 
 
 def known_voice(name: str) -> HostVoice:
-    """Return what was read of a name. Raises: StorageError if it could not be read."""
+    """Return the voice that was read. Raises: StorageError if it could not be read."""
     voice = _known.get({}).get(name.lower(), NO_VOICE)
     if voice.row is None and voice.error is not None:
         raise voice.error
@@ -78,7 +78,7 @@ def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
         "sample_rate": record.sample_rate_hz,
         "embedding_source": "audio" if record.audio_sha256 else "direct",
         "embedding_dim": record.embedding_dim,
-        # The host looks whether it is there, and reads it by `_load_uploaded_audio`.
+        # The host checks that it exists; audio is read by `_load_uploaded_audio`.
         "file_path": str(store.directory),
     }
     try:
@@ -91,7 +91,7 @@ def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
 
 
 class KnownVoices(Mapping[str, dict[str, Any]]):
-    """``uploaded_speakers`` of the host: those that its request names."""
+    """The host's ``uploaded_speakers``: those that the current request names."""
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         if (row := known_voice(name).row) is None:
@@ -107,10 +107,10 @@ class KnownVoices(Mapping[str, dict[str, Any]]):
 
 
 class NoMemo(dict[str, str]):
-    """Keeps no waveforms by name, as the host would: another server may replace one."""
+    """Stores no waveform by name, as the host would: a voice may be replaced."""
 
     def __setitem__(self, name: str, url: str) -> None:
-        """Keep nothing."""
+        """Do not store the waveform."""
 
 
 def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
@@ -128,9 +128,9 @@ class OtherModel:
     """A model of the host's that no family of ours serves.
 
     Attributes:
-        title: As people call it.
+        title: The name of the model in messages.
         takes_clips: Whether the host speaks with voices that were registered by a clip.
-        takes_embeddings: Whether with those that were by a raw embedding.
+        takes_embeddings: Whether it speaks with those registered by a raw embedding.
     """
 
     title: str
@@ -139,7 +139,7 @@ class OtherModel:
 
     @property
     def note(self) -> str:
-        """What becomes of reference audio on this model, in a sentence."""
+        """What the host does with reference audio on this model, in a sentence."""
         if not self.takes_clips:
             return (
                 f"{self.title} speaks with no voice that is registered by a clip, so "
@@ -152,8 +152,8 @@ class OtherModel:
         )
 
 
-# By the host's names of their adapters. A model of the host's that is neither here nor
-# a family is taken for one that can do both: see `of_model`.
+# The host's name of an adapter -> its model. A model of the host's that is neither here
+# nor a family is taken for one that takes clips and embeddings: see `of_model`.
 OTHER_MODELS: Mapping[str, OtherModel] = {
     "audex": OtherModel("Audex", takes_clips=False),
     "audex_tta": OtherModel("Audex TTA", takes_clips=False),
@@ -173,7 +173,7 @@ OTHER_MODELS: Mapping[str, OtherModel] = {
 
 
 def of_model(adapter_name: str | None, adapter: Any = None) -> OtherModel:
-    """Return what is known of the model whose adapter the host calls so."""
+    """Return the model of the host's adapter of this name."""
     unknown = OtherModel("This model", takes_embeddings=True)
     model = OTHER_MODELS.get(adapter_name or "", unknown)
     if getattr(adapter, "_moss_variant", None) in _MOSS_WITHOUT_CLIPS:

@@ -1,12 +1,11 @@
-"""What the host's own routes may do beside ours.
+"""Restricts what the host's own routes may do beside ours.
 
 vLLM-Omni serves all of its routes for every model: to complete, to chat, to put the
-engine to sleep, to make pictures. None of them knows tenants, and its chat hands on to
-the talker what a client says under ``additional_information``, where a talker looks for
-what its adapter has built.
+engine to sleep, to make pictures. None of them knows tenants, and the chat route hands
+on to the talker what a client sends as ``additional_information``, where the talker
+expects what its adapter has built.
 """
 
-import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from http import HTTPStatus
@@ -14,42 +13,57 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm_tts_cache.entrypoints.serving.request_speaker import check_sampling
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.tenants import is_speaking
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 Serve = Callable[..., Coroutine[Any, Any, Any]]
 
-# Beside ours, where there are tenants: what says how the server is, and the WebSocket,
-# which asks for a tenant's key. docs/tenants.md has the list.
+# Routes of the host that stay open where there are tenants: the server's state, and the
+# WebSocket, which needs a tenant's key. docs/tenants.md has the list.
 OPEN_PATHS = frozenset(
-    {
-        "/docs",
-        "/docs/oauth2-redirect",
-        "/load",
-        "/metrics",
-        "/openapi.json",
-        "/ping",
-        "/redoc",
-        "/v1/audio/speech/stream",
-        "/v1/models",
-        "/version",
-    }
+    {"/docs", "/docs/oauth2-redirect", "/load", "/metrics", "/openapi.json", "/ping"}
+    | {"/redoc", "/v1/audio/speech/stream", "/v1/models", "/version"}
 )
 
 INFORMATION = "additional_information"
-# What the host's chat makes of fields of its own.
-_CHATS_OWN = frozenset({"instruction", "language", "speaker"})
-
-
-# It names files and shared memory; a longer one, or a path, leaves a request waiting.
+# Fields of it that the host's chat route sets itself.
+_CHAT_FIELDS = frozenset({"instruction", "language", "speaker"})
+# The id names files and shared memory: with a longer one, or a path, a request hangs.
 _REQUEST_ID = re.compile(r"[^/\0]{1,200}")
 
 router = APIRouter()
+
+
+# Bytes of a request's line and headers, of its trailers, or between parts of its body.
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """uvicorn's protocol, whose parser has no limit, with one for lines and headers."""
+
+    _num_parsed = 0  # bytes since the last complete head or the last part of a body
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; answer 400 and close if a line or a header has too many bytes."""
+        self._num_parsed += len(data)
+        super().data_received(data)
+        if self._num_parsed > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's line or its headers are too long.")
+
+    def on_headers_complete(self) -> None:
+        """Count the bytes of the next head from 0."""
+        self._num_parsed = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count the bytes behind this part of the body from 0."""
+        self._num_parsed = 0
+        super().on_body(body)
 
 
 class ForeignRequestError(ValueError):
@@ -57,7 +71,7 @@ class ForeignRequestError(ValueError):
 
 
 def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
-    """Have the host's ``serve_http`` serve no route of the host that can do harm."""
+    """Make the host's ``serve_http`` bound heads, and close or guard its own routes."""
 
     async def serve(app: Any, *args: Any, **options: Any) -> Any:
         if has_tenants:
@@ -66,13 +80,13 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
         is_ours = isinstance(speech, CachedServingSpeech)
         if is_ours and speech.cached_adapter is not None:
             believe_adapters_alone(app.state.engine_client)
-        return await serve_http(app, *args, **options)
+        return await serve_http(app, *args, **{"http": BoundedHeads, **options})
 
     return serve
 
 
 def close_host_routes(router: Any) -> None:
-    """Leave an application our routes and `OPEN_PATHS`; others of the host are 404."""
+    """Remove all routes of an application but ours and `OPEN_PATHS`: they are 404."""
     left = [route for route in router.routes if _is_open(route)]
     num_closed = len(router.routes) - len(left)
     router.routes[:] = left
@@ -87,10 +101,10 @@ def _is_open(route: Any) -> bool:
 
 
 def believe_adapters_alone(engine: Any) -> None:
-    """Have an engine client refuse what a request says to a talker past its adapter.
+    """Make an engine client refuse prompts that set what only an adapter may set.
 
     Args:
-        engine: The API process's own; what it has under ``generate`` is replaced.
+        engine: The API process's engine client; its ``generate`` is replaced.
     """
     host = engine.generate
 
@@ -99,11 +113,11 @@ def believe_adapters_alone(engine: Any) -> None:
     ) -> Any:
         if not is_speaking():
             if not _REQUEST_ID.fullmatch(request_id or "none"):
-                raise ForeignRequestError("request_id: it is too long, or has a /.")
+                raise ForeignRequestError("request_id: it is too long, or has / or NUL")
             for params in [sampling_params, *(named.get("sampling_params_list") or ())]:
                 _check_params(params)
             if isinstance(prompt, AsyncGenerator):
-                prompt = _checked_stream(prompt)
+                prompt = _checked_all(prompt)
             for each in prompt if isinstance(prompt, list) else [prompt]:
                 _check_prompt(each)
         return host(prompt, sampling_params, request_id, **named)
@@ -111,16 +125,14 @@ def believe_adapters_alone(engine: Any) -> None:
     engine.generate = generate
 
 
-async def _checked_stream(
-    inputs: AsyncGenerator[Any, None],
-) -> AsyncGenerator[Any, None]:
+async def _checked_all(inputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     async for each in inputs:
         _check_prompt(each.prompt)
         yield each
 
 
 def _check_params(params: Any) -> None:
-    """Raises: ForeignRequestError."""
+    """Check the sampling. Raises: ForeignRequestError."""
     extra_args = getattr(params, "extra_args", None)
     if isinstance(extra_args, Mapping):
         try:
@@ -130,14 +142,14 @@ def _check_params(params: Any) -> None:
 
 
 def _check_prompt(prompt: Any) -> None:
-    """Raises: ForeignRequestError."""
+    """Refuse fields that only an adapter may set. Raises: ForeignRequestError."""
     information = prompt.get(INFORMATION) if isinstance(prompt, dict) else None
     if not isinstance(information, Mapping):
         return
     foreign = []
     for name, value in information.items():
         texts = value if isinstance(value, list) else [value]
-        if name not in _CHATS_OWN or not all(isinstance(text, str) for text in texts):
+        if name not in _CHAT_FIELDS or not all(isinstance(text, str) for text in texts):
             foreign.append(str(name))
     if foreign:
         raise ForeignRequestError(
@@ -148,9 +160,9 @@ def _check_prompt(prompt: Any) -> None:
 
 @router.get("/health", include_in_schema=False)
 async def health(raw_request: Request) -> Any:
-    """As the host's; 503 with a reason until the workers' encoders are known.
+    """Answer as the host does; 503 with a reason until workers' encoders are known.
 
-    Workers with another store than this process's never say them.
+    Encoders of workers with another store than this process's are never accepted.
     """
     from vllm_omni.entrypoints.openai import api_server
 

@@ -1,7 +1,7 @@
-"""Which speaker a speech request names, how it clones, and what was found of it.
+"""The speaker that a speech request names, its mode, and its cache outcome.
 
-The host hands a request's sampling to the engine as it is, where a step of all requests
-reads it: a word in the place of a number would end the engine.
+The host hands a request's sampling options to the engine unchecked, where a step of all
+requests reads them: a word in the place of a number would end the engine.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from vllm_tts_cache.speaker.family import (
 
 # What OpenAI clients send where the host needs no voice.
 PLACEHOLDER = "default"
-_VOICE_FIELDS = ("voice", "speaker")  # the host's second name for it
-# The host takes the placeholder away from some requests, and it is not seen here.
+_VOICE_FIELDS = ("voice", "speaker")  # `speaker` is the host's second name for `voice`
+# The host removes the placeholder from some requests before they are seen here.
 MISSING_VOICE = (
     "Invalid voice: the request names none ('default' and '' are none), and this model "
     "has no voice of its own. Send the name of a registered one (GET /v1/audio/voices "
@@ -46,9 +46,9 @@ _EXTRA_PARAMS = "extra_params"
 
 
 def unset_what_is_ignored(request: Any, presets: Container[str]) -> None:
-    """Take the voice away from a request whose raw embedding is the speaker.
+    """Unset voice and clip of a request whose raw embedding is the speaker.
 
-    So is the placeholder, unless the checkpoint has a speaker of that name.
+    A voice that is the placeholder is unset too, unless the checkpoint has it.
     """
     if request.speaker_embedding is not None:
         request.voice = request.ref_audio = None
@@ -63,7 +63,7 @@ def unset_what_is_ignored(request: Any, presets: Container[str]) -> None:
 def with_plain_voice(given: Any) -> Any:
     """Return a request's JSON object with the id alone in place of ``{"id": id}``.
 
-    The host takes a voice like that, as OpenAI's client sends it, at one of its routes.
+    The host takes such an object, which OpenAI's client sends, at one route only.
 
     Raises: ValueError if it is an object without an id.
     """
@@ -89,7 +89,7 @@ def names_speaker(request: Any, presets: Container[str]) -> bool:
 def single_url(ref_audio: Any) -> str:
     """Return the one URL of a request's ``ref_audio``.
 
-    Raises: InvalidAudioError of several, InvalidSpeakerError of what is no URL.
+    Raises: InvalidAudioError: There are several. InvalidSpeakerError: It is no URL.
     """
     urls = ref_audio if isinstance(ref_audio, list) else [ref_audio]
     if len(urls) != 1 or not isinstance(urls[0], str):
@@ -101,7 +101,7 @@ def single_url(ref_audio: Any) -> str:
 def clone_facts(
     request: Any, *, stored_ref_text: str | None, is_inline: bool
 ) -> CloneFacts:
-    """Return what decides the mode of a request."""
+    """Return the facts that decide the mode of a request."""
     return CloneFacts(
         given_transcript=bool((request.ref_text or "").strip()),
         stored_transcript=bool((stored_ref_text or "").strip()),
@@ -128,7 +128,7 @@ def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
 
 
 def without_speaker(request: Any) -> Any:
-    """Return a copy that names no speaker and no mode, whatever it is spoken with."""
+    """Return a copy without voice, reference audio, transcript and mode."""
     extra_params = _without_mode(request.extra_params or {})
     changed = dict.fromkeys(("voice", "ref_audio", "ref_text"))
     return request.model_copy(update={**changed, "extra_params": extra_params})
@@ -154,17 +154,17 @@ def embedding_mode(family: Family, field: str) -> Mode:
 
 @dataclass(slots=True, eq=False)
 class Outcomes:
-    """What the speakers of one HTTP request (a batch has several) found.
+    """The cache outcomes of one HTTP request's speakers; a batch has several.
 
     Attributes:
-        error: Why the last of them failed, before the host rewords it.
+        error: Why the last speaker failed, before the host rewords the error.
     """
 
     seen: list[CacheOutcome] = dataclasses.field(default_factory=list)
     error: TTSCacheError | None = None
 
     def header(self) -> str:
-        """``miss`` if any was encoded, ``hit`` if all were there, else ``none``."""
+        """``miss`` if one was encoded, ``hit`` if all were stored, else ``none``."""
         return min(self.seen, key=["miss", "hit", "none"].index, default="none")
 
 
@@ -175,7 +175,7 @@ _outcomes: ContextVar[Outcomes | None] = ContextVar("speaker_outcomes", default=
 
 @contextmanager
 def observe_outcomes() -> Iterator[Outcomes]:
-    """Collect the outcomes of what runs inside."""
+    """Collect the outcomes that the block's code reports."""
     outcomes = Outcomes()
     token = _outcomes.set(outcomes)
     try:
@@ -185,13 +185,13 @@ def observe_outcomes() -> Iterator[Outcomes]:
 
 
 def report(outcome: CacheOutcome) -> None:
-    """Add the outcome to those of the HTTP request."""
+    """Add an outcome to those of the current HTTP request."""
     if (outcomes := _outcomes.get()) is not None:
         outcomes.seen.append(outcome)
 
 
 def report_error(error: TTSCacheError) -> bool:
-    """Give the HTTP request the reason that it failed; False outside of one."""
+    """Store why the current HTTP request failed; return False if there is none."""
     if (outcomes := _outcomes.get()) is None:
         return False
     outcomes.error = error
@@ -199,7 +199,7 @@ def report_error(error: TTSCacheError) -> bool:
 
 
 class _Numbers(msgspec.Struct, omit_defaults=True):
-    """Those that the host's workers read, of whatever model."""
+    """The options that must be numbers; the host's workers of any model read them."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -208,13 +208,13 @@ class _Numbers(msgspec.Struct, omit_defaults=True):
     cfg_alpha: float | None = None
 
 
-_OF_SAMPLING = ("temperature", "top_p", "top_k")
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k")
 # The scheduler reads these of every request, and its connectors set them.
-_OF_CONNECTORS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
+_CONNECTOR_FIELDS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
 
 
 def check_sampling(extra_params: Mapping[str, Any] | None) -> None:
-    """Refuse what the engine would not survive. Raises: InvalidSpeakerError.
+    """Refuse options that would end the engine. Raises: InvalidSpeakerError.
 
     Args:
         extra_params: Of a speech request, or ``extra_args`` of another route: the
@@ -222,17 +222,17 @@ def check_sampling(extra_params: Mapping[str, Any] | None) -> None:
     """
     if not extra_params:
         return
-    for name in _OF_CONNECTORS:
+    for name in _CONNECTOR_FIELDS:
         if extra_params.get(name):
             field = f"{_EXTRA_PARAMS}.{name}"
-            raise InvalidSpeakerError(field, "it is not for requests")
+            raise InvalidSpeakerError(field, "requests cannot set it; leave it out")
     try:
         given = msgspec.to_builtins(msgspec.convert(extra_params, _Numbers))
         for name, value in given.items():
             if not math.isfinite(value):
                 raise ValueError(f"{name} is not finite")
-        # All of it goes to the engine, and some is too large for the message there.
-        known = {name: given[name] for name in _OF_SAMPLING if name in given}
+        # All options go to the engine; this refuses those too large for its message.
+        known = {name: given[name] for name in _SAMPLING_FIELDS if name in given}
         SamplingParams(extra_args=dict(extra_params), **known)
     except (ValueError, VLLMValidationError) as exc:
         reason = f"{exc}; correct it, or leave it out"

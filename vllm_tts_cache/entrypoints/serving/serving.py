@@ -1,9 +1,8 @@
-"""The host's speech serving class with its speaker side replaced, and its model's."""
+"""The host's speech serving class, with its speaker side replaced by ours."""
 
 import asyncio
 import copy
 import functools
-import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 from vllm_omni.errors import OmniClientError
 from vllm_omni.utils.speaker_cache import get_speaker_cache
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import load_settings
@@ -24,35 +24,20 @@ from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers, request
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
-from vllm_tts_cache.entrypoints.speakers.served_model import (
-    CannotCloneError,
-    ServedModel,
-)
+from vllm_tts_cache.entrypoints.speakers import served_model
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import (
-    EncodeError,
-    InvalidSpeakerError,
-    SpeakerRequestError,
-    StorageError,
-    TTSCacheError,
-)
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.reference import SpeakerRef
-from vllm_tts_cache.tenants import (
-    Tenant,
-    TenantKeys,
-    speaking_for,
-    speaking_tenant,
-)
+from vllm_tts_cache.tenants import Tenant, speaking_for, speaking_tenant
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 # Where a voice is replaced again and again, each new prompt may be lost as well.
 MAX_SUBMITS = 3
 
-_ANY_TEXT = "Hello."  # what is left behind is of what comes before it
-# A decoder sees a voice's audio with the first frames that are spoken.
+_ANY_TEXT = "Hello."  # only the KV of what precedes the text is used again
+# A decoder gets a voice's audio with the first frames that are spoken.
 _NUM_UNHEARD_FRAMES = 3
 
 T = TypeVar("T")
@@ -61,18 +46,18 @@ Submitted = tuple[AsyncIterator[Any], SpeakerRef | None]
 
 
 class RefusedRequestError(ValueError):
-    """The host logs it in one line; the route answers the error behind it."""
+    """Raised to the host, which logs one line; our route answers its cause."""
 
 
 class HostMemory:
-    """What models of the host's keep in this process of voices, by their names."""
+    """The host's cache in this process, in which its models keep voices by name."""
 
     def delete(self, _audio_sha256: str) -> None:
         """Delete all: the host does not know voices by their audio."""
         self.delete_all()
 
     def delete_all(self) -> None:
-        """Delete all, as stock's DELETE does what is of one name."""
+        """Delete all voices, as stock's DELETE does one name."""
         get_speaker_cache().clear()
 
 
@@ -80,7 +65,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     create_error_response = staticmethod(bounded_error_response)
-    _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
+    _diffusion_engine: Any  # the host's, which sets it for a diffusion model only
     _diffusion_adapter: diffusion.DiffusionAdapter | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -89,7 +74,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     @classmethod
     def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
-        """As the host, which leaves `__init__` out for a diffusion model."""
+        """Build as the host does, which skips `__init__` for a diffusion model."""
         speech: Any = super().for_diffusion(*args, **kwargs)
         adapter = diffusion.adapter_of(speech, speech._diffusion_engine)
         speech._diffusion_adapter = adapter
@@ -97,12 +82,16 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return speech
 
     def _start(self) -> None:
-        self.media_connector.connection = self.fetch_connection
+        connector: Any = self.media_connector
+        connector.connection = self.fetch_connection
+        self.fetch_connection.domains = connector.allowed_media_domains
+        # What lies behind a URL may change, and no DELETE would empty the host's cache.
+        connector._media_cache_dir = None
         if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
-            # Registered voices are found where the prompt is built: the host, which
-            # looks names up before that, need know no more than the presets.
+            # `CachedAdapter.build` finds registered voices: the host, which looks names
+            # up before, needs only the presets.
             self._get_available_speakers = set(self.builtin_names).copy
 
     # -------- what our parts ask about the model
@@ -113,9 +102,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if (adapter := getattr(self, "_adapter", None)) is None:
             return frozenset()
         known = adapter.capabilities
-        return frozenset(known.supported_speakers) | frozenset(
-            known.precomputed_speakers
-        )
+        return frozenset({*known.supported_speakers, *known.precomputed_speakers})
 
     @property
     def served_family(self) -> Family | None:
@@ -127,13 +114,11 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     @property
     def needs_voice(self) -> bool:
-        """Whether the checkpoint speaks with no voices but those that it clones."""
+        """Whether the checkpoint has no voices but those that it clones."""
         adapter = self.cached_adapter
-        return (
-            adapter is not None
-            and adapter.tts_cache_clones
-            and adapter.tts_cache_needs_voice
-        )
+        if adapter is None or not adapter.tts_cache_clones:
+            return False
+        return adapter.tts_cache_needs_voice
 
     @property
     def refusal(self) -> str | None:
@@ -143,22 +128,21 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     @property
     def other_model(self) -> host_speakers.OtherModel:
-        """What there is to say of a model that is of no family of ours."""
+        """Describe a model that is of no family of ours."""
         if self._diffusion_mode:  # the host calls each of them OmniVoice
             return diffusion.other_model_of(self._diffusion_engine)
-        adapter = self._get_tts_adapter()
-        return host_speakers.of_model(self._tts_model_type, adapter)
+        return host_speakers.of_model(self._tts_model_type, self._get_tts_adapter())
 
     @property
     def note(self) -> str | None:
-        """What becomes of references on such a model; None on one of ours."""
+        """What the host does with references; None on a model of our families."""
         if self.served_family is not None or self.refusal is not None:
             return None
         return self.other_model.note
 
     @property
     def cached_adapter(self) -> CachedAdapter | None:
-        """Ours, of a model that is of a family of ours."""
+        """Our adapter of the model; None if it is of no family of ours."""
         if self._diffusion_mode:
             return self._diffusion_adapter
         adapter = self._get_tts_adapter()
@@ -166,7 +150,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     @property
     def media_connector(self) -> MediaConnector:
-        """The host's, which knows what may be fetched."""
+        """The host's connector, which decides what may be fetched."""
         if self._media_connector is None:
             self._media_connector = MediaConnector(
                 allowed_local_media_path=self.model_config.allowed_local_media_path,
@@ -180,11 +164,11 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         Raises: InvalidSpeakerError, CannotCloneError.
         """
         if self.refusal is not None:
-            raise CannotCloneError(self.refusal)
+            raise served_model.CannotCloneError(self.refusal)
         other = self.other_model
         takes_voices = other.takes_embeddings or other.takes_clips
         if self.note is not None and not takes_voices:
-            raise CannotCloneError(self.note)
+            raise served_model.CannotCloneError(self.note)
         self._check_name(name)
         self._check_ref_text(ref_text)
 
@@ -200,7 +184,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def _check_name(self, name: str) -> None:
         if fold(name) in {fold(builtin) for builtin in self.builtin_names}:
             reason = f"{name!r} is a built-in voice of this model; choose another"
-            raise InvalidSpeakerError("name", reason)
+            raise errors.InvalidSpeakerError("name", reason)
 
     def _check_ref_text(self, ref_text: str | None) -> None:
         adapter = self.cached_adapter
@@ -220,11 +204,11 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                 f"{self.other_model.title} takes reference audio, not an embedding; "
                 "register the voice with audio_sample"
             )
-            raise InvalidSpeakerError(field, reason)
+            raise errors.InvalidSpeakerError(field, reason)
         if (adapter := self._get_tts_adapter()) is not None:
             problem = adapter.validate_tts_embedding_dim(len(embedding))
             if problem is not None:
-                raise InvalidSpeakerError(field, problem)
+                raise errors.InvalidSpeakerError(field, problem)
 
     # -------- what the host expects of its speaker storage
 
@@ -233,17 +217,16 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         is_diffusion = self._diffusion_mode
         engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
         settings = load_settings()
-        self.fetch_connection = FetchConnection(max_waiting=settings.max_fetches)
+        self.fetch_connection = FetchConnection(
+            max_waiting=settings.max_fetches, networks=settings.fetch_networks
+        )
+        model = served_model.ServedModel(
+            family=lambda: self.served_family,
+            refusal=lambda: self.refusal,
+            note=lambda: self.other_model.note,
+        )
         self.speakers = SpeakerService(
-            settings,
-            engine,
-            ServedModel(
-                family=lambda: self.served_family,
-                refusal=lambda: self.refusal,
-                note=lambda: self.other_model.note,
-            ),
-            speech=self,
-            memories=[HostMemory()],
+            settings, engine, model, speech=self, memories=[HostMemory()]
         )
         self.speakers.start()
         self.uploaded_speakers = host_speakers.KnownVoices()  # type: ignore[assignment]
@@ -253,7 +236,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         """Delete none: a built-in name is looked up before a registered one."""
 
     def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
-        """Read a voice's audio in our form, for families that we do not serve.
+        """Return a voice's stored audio, for families that we do not serve.
 
         Raises: SpeakerRequestError of a voice of several clips, which they do not take.
         """
@@ -261,30 +244,25 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             voice = host_speakers.known_voice(voice_name)
             if voice.error is not None:
                 raise voice.error
-        except StorageError as exc:
+        except errors.StorageError as exc:
             throttled.warn_of("reading a voice", "Reading a voice: %s", exc.log_text)
             return None
         return voice.audio
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
-        """Read a voice's raw embedding, for families that we do not serve."""
+        """Return a voice's raw embedding, for families that we do not serve."""
         return host_speakers.known_voice(voice_name).embedding
 
     def shutdown(self) -> None:
-        """Close what the process holds; stock would go through all names."""
+        """Stop the host's threads, those that fetch, and the speaker service."""
         super().shutdown()
         self.fetch_connection.shutdown()
         self.speakers.shutdown()
 
-    @property
-    def tenants(self) -> TenantKeys:
-        """Whose API keys are whose."""
-        return self.speakers.tenants
-
     # -------- requests
 
     async def create_speech_batch(self, batch_request: Any) -> Any:
-        """As the host, which looks the voices of all items up before any is spoken."""
+        """Speak as the host does, after the voices of all items are read."""
         if self._diffusion_mode:  # which has no batches
             return await super().create_speech_batch(batch_request)
         named = [batch_request, *batch_request.items[: self._batch_max_items]]
@@ -296,7 +274,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     ) -> dict[str, host_speakers.HostVoice]:
         """Read the voices that requests name, by their names in lower case.
 
-        The host looks them up on the event loop; of a model of ours, presets alone.
+        The host looks them up on the event loop; for a model of ours, presets alone.
         """
         if self.served_family is not None:
             return {}
@@ -310,14 +288,12 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     async def _read_voice(self, name: str) -> host_speakers.HostVoice:
         try:
-            tenant = speaking_tenant(self.tenants)
+            tenant = speaking_tenant(self.speakers.tenants)
             if (found := await self.speakers.lookups.find(tenant, name)) is None:
                 return host_speakers.NO_VOICE
-            read = host_speakers.read_voice
-            return await self.speakers.lookups.reads.run(
-                read, self.speakers.store, found
-            )
-        except TTSCacheError as exc:
+            run = self.speakers.lookups.reads.run
+            return await run(host_speakers.read_voice, self.speakers.store, found)
+        except errors.TTSCacheError as exc:
             return host_speakers.HostVoice(error=exc)
 
     async def _prepare_speech_generation(
@@ -327,12 +303,12 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         has_inline_ref_audio: bool | None = None,
         arrival_time: float | None = None,
     ) -> Prepared:
-        """As the host; a request whose prompt is lost in the engine goes there again.
+        """Prepare as the host does; a request whose prompt the engine loses is resent.
 
-        Raises: RefusedRequestError where a route of ours listens; else TTSCacheError.
+        Raises: RefusedRequestError inside a route of ours; else TTSCacheError.
         """
         self.speakers.kv_warming.stop()
-        # The same id for both: it is how the client's request is aborted.
+        # The same id each time: the client's request is aborted by it.
         prepare = functools.partial(
             super()._prepare_speech_generation,
             request,
@@ -341,7 +317,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         )
         try:
             request_speaker.check_sampling(request.extra_params)
-        except InvalidSpeakerError as exc:
+        except errors.InvalidSpeakerError as exc:
             raise _as_host_error(exc) from exc
         with host_speakers.known(await self._read_for_host(request)):
             prepared = await _with_host_errors(prepare(request_id=request_id))
@@ -353,7 +329,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         async def again() -> Submitted:
             _, outputs, params = await _with_host_errors(prepare(request_id=request_id))
-            # The host took this before the first output, and will not again.
+            # The host removes this at the first output, which a lost prompt never has.
             self._speech_output_policies.pop(request_id, None)
             return _refusing(outputs), SpeakerRef.from_info(params)
 
@@ -361,15 +337,15 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return request_id, begun, params
 
     async def speak_unheard(self, record: SpeakerRecord) -> None:
-        """Have the engine speak a few frames with a voice, which leaves its KV behind.
+        """Make the engine speak a few frames with a voice, so that it caches the KV.
 
-        Cancelled, it ends in the engine as well.
+        If the call is cancelled, the engine's request ends as well.
 
         Raises: TTSCacheError, and what the engine raises.
         """
         adapter: Any = self.cached_adapter
         engine: Any = self.engine_client
-        # By its id: it may have got another name since.
+        # By the voice's id: the voice may have got another name since.
         request = OpenAICreateSpeechRequest(input=_ANY_TEXT, voice=record.speaker_id)
         request_id = f"prefill-{uuid.uuid4().hex}"
         with speaking_for(Tenant(name=record.tenant)):
@@ -379,7 +355,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                 defaults, request, prompt, request_id
             )
             params[0].max_tokens = params[0].min_tokens = _NUM_UNHEARD_FRAMES
-            # What is not spoken for a tenant is a foreign request to the engine.
+            # Outside of the block the engine would refuse it as a foreign request.
             outputs = engine.generate(
                 prompt=prompt, request_id=request_id, sampling_params_list=params
             )
@@ -387,21 +363,20 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             pass
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
-        """As the host, with a speaker that the prompt names by content address."""
+        """Speak as the host does; the prompt names the speaker by content address."""
         host = super()._create_diffusion_speech
         if (adapter := self._diffusion_adapter) is None:
             with host_speakers.known(await self._read_for_host(request)):
                 return await host(request)
-        build = functools.partial(
-            adapter.build, request, [], request.ref_audio is not None
-        )
+        is_inline = request.ref_audio is not None
+        build = functools.partial(adapter.build, request, [], is_inline)
         try:
             if (problem := adapter.validate(request)) is not None:
-                raise SpeakerRequestError(problem)
+                raise errors.SpeakerRequestError(problem)
             named = (await build()).prompt
         except asyncio.CancelledError:  # as the host: its route counts what it answers
             return self._diffusion_error_response("Client disconnected")
-        except TTSCacheError as exc:
+        except errors.TTSCacheError as exc:
             request_speaker.report_error(exc)
             return self._diffusion_error_response(str(exc), exc.http_status)
         if (ref := SpeakerRef.from_info(named)) is None:
@@ -415,11 +390,10 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             begun = submit(named), ref
             return self._until_begun(request, request_id, begun, again)
 
-        # The host's method builds the prompt between our two ends.
+        # The host's method builds the prompt between this one and `PromptingEngine`.
         once = copy.copy(self)
-        once._diffusion_engine = diffusion.PromptingEngine(
-            self._diffusion_engine, speak
-        )
+        engine = self._diffusion_engine
+        once._diffusion_engine = diffusion.PromptingEngine(engine, speak)
         host = super(CachedServingSpeech, once)._create_diffusion_speech
         return await host(request_speaker.without_speaker(request))
 
@@ -430,23 +404,23 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         submitted: Submitted,
         again: Callable[[], Awaitable[Submitted]],
     ) -> AsyncIterator[Any]:
-        """Pass outputs on; if the prompt is lost before the first, submit anew."""
+        """Yield outputs; submit anew if the prompt is lost before the first output."""
         outputs, ref = submitted
         encodings = self.speakers.encodings
         for num_left in reversed(range(MAX_SUBMITS)):
             has_begun = False
-            # A prefill may have begun while this one's speaker was encoded.
+            # A prefill may have begun while this request's speaker was encoded.
             self.speakers.kv_warming.stop()
-            # The first step hands the request to the engine, some milliseconds of the
-            # host's on the event loop, right after as many to prepare it: others go
-            # first, and that prefill's end.
+            # The first step submits the request, which takes the host milliseconds of
+            # the event loop right after as many to prepare it. Other tasks go first,
+            # and the cancelled prefill ends.
             await asyncio.sleep(0)
             try:
                 async for output in outputs:
                     has_begun = True
                     yield output
                 return
-            # The last is a diffusion model's that computes a step at a time.
+            # A diffusion model that computes one step at a time raises the last one.
             except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
                 cause = None
                 if not has_begun:
@@ -455,29 +429,29 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                     raise
                 if num_left == 0:
                     if ref is not None and request.ref_audio is None:
-                        # Was it replaced? That is said in the place of the cause.
+                        # If the voice was replaced, this raises that error instead.
                         stays = self.speakers.lookups.check_stays(
-                            speaking_tenant(self.tenants),
+                            speaking_tenant(self.speakers.tenants),
                             request.voice,
                             ref.audio_sha256,
                         )
                         await _with_host_errors(stays)
                     reason = f"The speaker prompt could not be had: {cause}"
-                    raise _as_host_error(EncodeError(reason)) from exc
+                    raise _as_host_error(errors.EncodeError(reason)) from exc
             finally:
                 if (close := getattr(outputs, "aclose", None)) is not None:
                     await close()
             if ref is not None:
                 encodings.recheck(ref.audio_sha256)
-            outputs, ref = await again()  # of another audio, if it was replaced
+            outputs, ref = await again()  # `ref` differs if the voice was replaced
 
 
 async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Pass outputs on; what the engine will not begin is the request's mistake.
+    """Yield outputs; report an engine that refuses to begin as an invalid request.
 
-    A text longer than the model's context, say, which only the engine client counts.
+    It may refuse a text longer than the model's context, which only the engine counts.
 
-    Raises: RefusedRequestError where a route of ours listens; else SpeakerRequestError.
+    Raises: RefusedRequestError inside a route of ours; else SpeakerRequestError.
     """
     has_begun = False
     try:
@@ -487,7 +461,7 @@ async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
     except (ValueError, VLLMClientError) as exc:
         if has_begun or isinstance(exc, OmniClientError):
             raise
-        raise _as_host_error(InvalidSpeakerError("request", str(exc))) from exc
+        raise _as_host_error(errors.InvalidSpeakerError("request", str(exc))) from exc
     finally:
         if (close := getattr(outputs, "aclose", None)) is not None:
             await close()
@@ -496,14 +470,11 @@ async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
 async def _with_host_errors(prepared: Awaitable[T]) -> T:
     try:
         return await prepared
-    except TTSCacheError as exc:
+    except errors.TTSCacheError as exc:
         raise _as_host_error(exc) from exc
 
 
-def _as_host_error(error: TTSCacheError) -> Exception:
-    """Report an error to our route; for the host's log one line of it is left."""
-    return (
-        RefusedRequestError(str(error))
-        if request_speaker.report_error(error)
-        else error
-    )
+def _as_host_error(error: errors.TTSCacheError) -> Exception:
+    """Report an error to our route, if there is one; return what to raise."""
+    is_reported = request_speaker.report_error(error)
+    return RefusedRequestError(str(error)) if is_reported else error

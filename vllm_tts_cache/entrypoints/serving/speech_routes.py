@@ -1,4 +1,4 @@
-"""The host's speech routes, with a bound on the body and a header of the speaker's."""
+"""The host's speech routes, with a bounded body and the speaker cache's header."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,13 +22,8 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.http.callers import calling_tenant, tenant_of
 from vllm_tts_cache.entrypoints.http.openapi import file_answers, refusals
+from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
-from vllm_tts_cache.entrypoints.serving.request_speaker import (
-    CACHE_HEADER,
-    Outcomes,
-    observe_outcomes,
-    with_plain_voice,
-)
 from vllm_tts_cache.tenants import speaking_for
 
 _SSE_ERROR = "event: speech.audio.error"
@@ -41,7 +36,7 @@ _TEXT = "The keeper counts the ships at dusk."
 
 
 async def after_first_chunk(response: StreamingResponse) -> Response:
-    """Wait for the first chunk; raises what the stream raises before it."""
+    """Wait for the first chunk. Raises: What the stream raises before that chunk."""
     chunks: Any = response.body_iterator
     try:
         first = await anext(chunks, None)
@@ -71,14 +66,14 @@ def _body(example: dict[str, Any]) -> dict[str, Any]:
 
 
 class SpeechBatch(BatchSpeechRequest):
-    """The host's, whose voices may be objects with an id, as OpenAI's client's are."""
+    """The host's batch; voices may be objects with an id, as OpenAI's client sends."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_plain_voices(cls, given: Any) -> Any:
-        given = with_plain_voice(given)
+        given = request_speaker.with_plain_voice(given)
         if isinstance(given, dict) and isinstance(given.get("items"), list):
-            items = [with_plain_voice(item) for item in given["items"]]
+            items = [request_speaker.with_plain_voice(item) for item in given["items"]]
             return {**given, "items": items}
         return given
 
@@ -94,9 +89,9 @@ async def create_speech(
     request: OpenAICreateSpeechRequest, raw_request: Request
 ) -> Response:
     """As stock, plus a header; a stream answers when its first audio is there."""
-    # Not by a dependency, on whose way FastAPI spends more than on this.
+    # Called here, as a dependency would cost FastAPI more time than the call.
     tenant = tenant_of(raw_request.state.caller)
-    with speaking_for(tenant), observe_outcomes() as outcomes:
+    with speaking_for(tenant), request_speaker.observe_outcomes() as outcomes:
         response: Any = await api_server.create_speech(request, raw_request)
         if isinstance(response, StreamingResponse):
             response = await _begun(response, raw_request, outcomes)
@@ -117,7 +112,7 @@ async def create_speech(
 async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
     tenant = tenant_of(raw_request.state.caller)
-    with speaking_for(tenant), observe_outcomes() as outcomes:
+    with speaking_for(tenant), request_speaker.observe_outcomes() as outcomes:
         response = await api_server.create_speech_batch(request, raw_request)
     return _with_header(response, outcomes)
 
@@ -132,12 +127,14 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
 async def create_audio_generate(
     request: OpenAICreateAudioGenerateRequest, raw_request: Request
 ) -> Any:
-    """As stock, which names no voices; for a tenant, where there are some."""
+    """As stock, which names no voices; with tenants, for a tenant's key only."""
     return await api_server.create_audio_generate(request, raw_request)
 
 
 async def _begun(
-    response: StreamingResponse, raw_request: Request, outcomes: Outcomes
+    response: StreamingResponse,
+    raw_request: Request,
+    outcomes: request_speaker.Outcomes,
 ) -> Any:
     """Wait for the first chunk; None if the client leaves before it comes.
 
@@ -145,13 +142,12 @@ async def _begun(
     """
     after_answer = response.background or BackgroundTasks()
     try:
-        # The host's own watch for clients that leave ends where a handler has returned
-        # a stream.
+        # The host notices a client that leaves only until a handler returns a stream.
         first = after_first_chunk(response)
         begun: Any = await unless_client_leaves(raw_request, first)
     except Exception as exc:
         if outcomes.error is not None:
-            return response  # in whose place the error is answered
+            return response  # the route answers the error instead
         await after_answer()
         if isinstance(exc, (EngineGenerateError, EngineDeadError)):
             raise
@@ -163,9 +159,9 @@ async def _begun(
     return begun
 
 
-def _with_header(response: Any, outcomes: Outcomes) -> Response:
+def _with_header(response: Any, outcomes: request_speaker.Outcomes) -> Response:
     # The host answers None to a client that has left.
     if response is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    response.headers[CACHE_HEADER] = outcomes.header()
+    response.headers[request_speaker.CACHE_HEADER] = outcomes.header()
     return response

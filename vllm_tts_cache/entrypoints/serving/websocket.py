@@ -1,4 +1,4 @@
-"""The host's speech WebSocket: what is done for a client ends when it leaves."""
+"""The host's speech WebSocket: the work for a client ends when it leaves."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -12,13 +12,8 @@ from vllm_omni.entrypoints.openai.serving_speech_stream import (
     OmniStreamingSpeechHandler,
 )
 
+from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.entrypoints.http.callers import caller_of, tenant_of
-from vllm_tts_cache.entrypoints.http.limits import (
-    MAX_INPUT_CHARS,
-    Pieces,
-    check_speech,
-    refuse_halves,
-)
 from vllm_tts_cache.entrypoints.http.routing import json_response
 from vllm_tts_cache.entrypoints.serving.host_http import invalid_request
 from vllm_tts_cache.entrypoints.serving.request_speaker import with_plain_voice
@@ -29,7 +24,7 @@ Message = MutableMapping[str, Any]
 
 # A session's configuration may bring a clip, for which the host takes 4 MiB.
 AHEAD_MAX_BYTES = 8 * 1024 * 1024
-# Of a sentence that does not end; clients that send what a model writes send words.
+# Messages of one unfinished sentence; clients that stream a model's text send words.
 _MAX_MESSAGES = 2048
 _TOO_BIG = 1009
 _DENIED = 1008
@@ -37,14 +32,14 @@ _GONE = 1006
 
 
 class CachedStreamingSpeech(OmniStreamingSpeechHandler):
-    """Sessions as the host's, which listen to their client all the time.
+    """The host's sessions, but each listens to its client all the time.
 
     The host listens between utterances only: while a reference is fetched or encoded
     it would not see that its client has left.
     """
 
     async def handle_session(self, websocket: WebSocket) -> None:
-        """Serve one connection until one of its ends closes it."""
+        """Serve one connection until client or server closes it."""
         try:
             tenant = tenant_of(caller_of(websocket))
         except SpeakerRequestError as exc:
@@ -54,7 +49,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
                 await websocket.close(_DENIED)
             return
         seen = _Session(tenant, websocket)
-        with speaking_for(tenant):  # which the task keeps
+        with speaking_for(tenant):  # the task keeps the context
             session = asyncio.create_task(super().handle_session(seen))
         reading = asyncio.create_task(seen.read_ahead())
         tasks = {session, reading}
@@ -66,7 +61,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             await asyncio.wait(tasks)
         if seen.is_too_much:
             await self._send_error(websocket, "Too much was sent ahead of the speech")
-            with suppress(Exception):  # it may have left
+            with suppress(Exception):  # the client may have left
                 await websocket.close(_TOO_BIG)
         if not session.cancelled():
             session.result()
@@ -74,7 +69,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
     async def _parse_message(
         self, websocket: WebSocket, raw: str
     ) -> dict[str, Any] | None:
-        """As the host; what only Python's parser refuses is no JSON either.
+        """Parse as the host does; what Python's parser cannot take is refused, too.
 
         Raises: WebSocketDisconnect, once an utterance is too long.
         """
@@ -85,7 +80,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             return None
         if message is None:
             return None
-        session = _of(websocket)
+        session = _session(websocket)
         if message.get("type") == "input.done":
             session.pieces.end()
             session.begin()
@@ -94,17 +89,17 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             return message
         text = session.pieces.feed(text)
         if not session.takes(text):
-            reason = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
+            reason = f"An utterance has {limits.MAX_INPUT_CHARS:,} characters at most"
             await self._send_error(websocket, reason)
             await websocket.close(_TOO_BIG)
             raise WebSocketDisconnect(_TOO_BIG)
         return {**message, "text": text}
 
     async def _build_config(self, websocket: WebSocket, msg: dict[str, Any]) -> Any:
-        """As the host; the voice may be an object with an id."""
+        """Build as the host does; the voice may be an object with an id."""
         try:
-            refuse_halves(msg)
-            check_speech(msg)
+            limits.refuse_halves(msg)
+            limits.check_speech(msg)
             plain = with_plain_voice(msg)
             _check_fields(plain)
             config = await super()._build_config(websocket, plain)
@@ -112,16 +107,16 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             await self._send_error(websocket, f"Invalid session config: {exc}")
             return None
         if config is not None:
-            _of(websocket).is_split = config.split_granularity != "none"
+            _session(websocket).is_split = config.split_granularity != "none"
         return config
 
     async def _generate_and_send(
         self, websocket: WebSocket, *args: Any, **kwargs: Any
     ) -> None:
-        """As the host, as long as the key is this tenant's: its file may change."""
-        _of(websocket).begin()
+        """Speak as the host does, if the tenants file still has the client's key."""
+        _session(websocket).begin()
         try:
-            if tenant_of(caller_of(websocket)).name != _of(websocket).tenant.name:
+            if tenant_of(caller_of(websocket)).name != _session(websocket).tenant.name:
                 raise UnauthorizedError
         except SpeakerRequestError as exc:
             await self._send_error(websocket, str(exc))
@@ -131,16 +126,16 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
 
 class _Session(WebSocket):
-    """A connection as the host sees it: what a client sends is taken before it asks.
+    """A connection as the host sees it; messages are read before the host asks.
 
-    Bounded in what the host has not taken yet, in what it has taken without an answer
-    to the client, as while it only collects text, and in the text that it holds.
+    It bounds the bytes that the host has not taken, those that the host has taken since
+    its last answer (it may only collect text), and the text that the host holds.
 
     Attributes:
         tenant: Whose voices it speaks with.
-        pieces: What was sent of an utterance so far.
-        is_split: Whether the text is looked through for the end of a sentence, with
-            each message from where that may have begun.
+        pieces: Joins the text of an utterance.
+        is_split: Whether the host, with each message, searches all the text that it
+            holds for the end of a sentence.
     """
 
     is_split = False
@@ -152,7 +147,7 @@ class _Session(WebSocket):
         self._websocket = websocket
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self.tenant = tenant
-        self.pieces = Pieces()
+        self.pieces = limits.Pieces()
 
     @property
     def is_too_much(self) -> bool:
@@ -173,7 +168,7 @@ class _Session(WebSocket):
             self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
 
     async def _next(self) -> Message:
-        """Return the next message; one in bytes comes as one without a text."""
+        """Return the next message; a message of bytes gets an empty text."""
         message = await self._messages.get()
         num_bytes = _num_bytes(message)
         self._num_ahead -= num_bytes
@@ -195,21 +190,21 @@ class _Session(WebSocket):
         self._num_unanswered = 0
 
     def takes(self, text: str) -> bool:
-        """Whether a text, with what is not spoken yet, is not too much."""
+        """Add a text to what is not spoken yet; returns False if that is too much."""
         held, self._num_chars = self._num_chars, self._num_chars + len(text)
         self._num_messages += self.is_split
-        # What is split ends somewhere in what comes now, for all that is known.
+        # Where text is split, a sentence may end in this one: only earlier text counts.
         num_chars = held if self.is_split else self._num_chars
         is_too_often = self._num_messages > _MAX_MESSAGES
-        return num_chars <= MAX_INPUT_CHARS and not is_too_often
+        return num_chars <= limits.MAX_INPUT_CHARS and not is_too_often
 
     def begin(self) -> None:
-        """Count anew: what was held is spoken from now on."""
+        """Count texts from 0: the host speaks the text that it holds."""
         self._num_chars = self._num_messages = 0
 
 
 def _check_fields(config: dict[str, Any]) -> None:
-    """Refuse in sentences what the host refuses in pydantic's text.
+    """Refuse what the host refuses, in sentences instead of pydantic's text.
 
     Raises: InvalidRequestError.
     """
@@ -224,11 +219,11 @@ def _check_fields(config: dict[str, Any]) -> None:
         raise invalid_request(errors, is_form=False, files=()) from exc
 
 
-def _of(websocket: WebSocket) -> _Session:
+def _session(websocket: WebSocket) -> _Session:
     assert isinstance(websocket, _Session), "it is served by us"
     return websocket
 
 
 def _num_bytes(message: Message) -> int:
-    # Near enough of text, most of which is ASCII.
+    # Characters of a text are near enough: most of it is ASCII.
     return len(message.get("text") or message.get("bytes") or b"")

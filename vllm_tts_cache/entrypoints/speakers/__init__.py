@@ -1,1 +1,1 @@
-"""Does what is asked for: look-ups, registering, encodings, deletions."""
+"""Looks speakers up, registers, encodes and deletes them; warms their KV."""

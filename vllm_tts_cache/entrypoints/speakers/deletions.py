@@ -1,17 +1,18 @@
-"""What is left to do once a voice is deleted or replaced, here and elsewhere."""
+"""Carries out what deleting or replacing a voice leaves to do, in all processes."""
 
 import asyncio
 import contextlib
-import logging
 import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_consent_id
-from vllm_tts_cache.catalogue.records import AUDIO_KIND
+from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import (
@@ -20,25 +21,16 @@ from vllm_tts_cache.entrypoints.speakers.lookups import (
     boot_seconds,
 )
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
-from vllm_tts_cache.errors import (
-    ConsentNotFoundError,
-    DeletionPendingError,
-    SpeakerNotFoundError,
-    StorageError,
-    StorageUnavailableError,
-    log_text_of,
-)
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.speaker.rpc_client import DELETE, UnsupportedModelError
 from vllm_tts_cache.speaker.wire import DeleteCall
 from vllm_tts_cache.store.recovery import recover_aside
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-throttled = ThrottledLog(logger)
+throttled = ThrottledLog()
 
-# An encode in hand, or an API server that is busy, may hold a deletion up. After this
-# long the client is told how far it is.
+# A running encode, or an API server that is busy, may hold a deletion up. After this
+# long the answer says how far it is.
 PATIENCE_SECONDS = 15.0
 PROGRESS_SECONDS = 0.1
 ROUND_SECONDS = 0.25
@@ -46,9 +38,9 @@ MIN_ROUND_SECONDS = 0.05
 AFTER_ERROR_SECONDS = 2.0
 # The process that began a deletion removes its files at once, or is dead, or cannot.
 ORPHANED_SECONDS = 5.0
-# How soon after its end a voice is deleted; no request finds it from then on.
+# How soon after it expires a voice is deleted; requests find no expired voice.
 EXPIRY_SECONDS = 1.0
-MAX_EXPIRED = 100
+MAX_EXPIRED = 32  # in one transaction, whose log fits into the ballast
 SWEEP_SECONDS = 10.0
 # A shutdown does not wait for all files; the next start goes on.
 RECOVER_PATIENCE_SECONDS = 2.0
@@ -59,7 +51,7 @@ NUM_THREADS = 2
 MAX_WAITING = 64
 # A disk or an object store that does not answer holds up a removal for a minute.
 NUM_REMOVALS = 3
-# Confirmed in one go; of what was deleted meanwhile the next one begins.
+# In one call of `_confirm`; the next one begins with what was deleted meanwhile.
 MAX_CONFIRMED = 32
 
 
@@ -92,16 +84,16 @@ class Deletions:
         self._encodings = encodings
         self._decoders = decoders
         self._memories = memories
-        # After which absence workers deleted all, and what they still had.
+        # The last absence after which workers deleted all; audios still encoded then.
         self._deleted_after, self._busy = 0, set[str]()
-        # By their ids: what was deleted goes before what was replaced.
+        # By id: what a client deleted is removed before what it replaced.
         self._deleted: dict[int, Deletion] = {}
         self._replaced: dict[int, Deletion] = {}
         self._in_removal = set[int]()  # among them those that are tried again later
         self._orphans: dict[int, float] = {}
         self._next_expiry = self._next_sweep = 0.0
         self._has_expired = self._is_asked = False
-        self._news: list[asyncio.Event] = []  # of each loop
+        self._woken: list[asyncio.Event] = []  # of each loop
         self._tasks: list[asyncio.Task[None]] = []
         self._is_shut_down = False
         self._recovering: threading.Thread | None = None
@@ -118,7 +110,7 @@ class Deletions:
         )
 
     def start(self) -> None:
-        """Take part from now on, and finish what killed processes began."""
+        """Join the participants, and finish what killed processes began."""
         if not self._tasks:
             self._store.participants.join()
             removals = [self._remove_files] * NUM_REMOVALS
@@ -131,7 +123,7 @@ class Deletions:
         self._recovering = recover_aside(self._store.recover)
 
     def shutdown(self) -> None:
-        """Take part no longer; what is left is for the others, or the next start."""
+        """Leave the participants; others, or the next start, do what is left."""
         self._is_shut_down = True
         for task in self._tasks:
             task.cancel()
@@ -142,22 +134,29 @@ class Deletions:
         self._removals.shutdown()
         try:
             self._store.participants.leave()
-        except StorageError as exc:
-            logger.warning("Others wait for this server for a while: %s", exc.log_text)
+        except errors.StorageError as exc:
+            message = "Leaving failed, so deletions may wait for this server: %s"
+            logger.warning(message, exc.log_text)
 
-    async def delete(self, name: str, tenant: str) -> Deletion:
-        """Delete a tenant's voice; returns when it is deleted everywhere.
+    async def delete(
+        self, name: str, tenant: str, key: str | None = None
+    ) -> str | None:
+        """Delete a tenant's voice; returns its id when it is deleted everywhere.
 
-        Called again, it waits for the last deletion of that name or id.
+        Called again, it waits for the last deletion of that name or id; with the same
+        ``key``, the request's ``Idempotency-Key``, after the end of that as well.
 
         Raises:
+            InvalidSpeakerError: A different request had the key.
             SpeakerNotFoundError: There is no such voice, and no deletion of one.
-            DeletionPendingError: Something is left; it goes on without the caller.
+            DeletionPendingError: The deletion is not finished, and goes on.
             StorageError: The catalogue failed; nothing was changed.
         """
         if is_consent_id(name):
-            raise SpeakerNotFoundError(name)
-        return await self._delete(name, tenant, self._store.registrations.delete)
+            raise errors.SpeakerNotFoundError(name)
+        its_key = IdempotencyKey.of(key, tenant, "DELETE", name)
+        delete = partial(self._store.registrations.delete, key=its_key)
+        return await self._delete(name, tenant, delete)
 
     async def delete_consent(self, consent_id: str, tenant: str) -> None:
         """Delete a tenant's consent recording, as `delete` does a voice.
@@ -166,38 +165,41 @@ class Deletions:
             on it.
         """
         if not is_consent_id(consent_id):
-            raise ConsentNotFoundError(consent_id)
+            raise errors.ConsentNotFoundError(consent_id)
         await self._delete(consent_id, tenant, self._store.consents.delete)
 
     async def _delete(
         self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
-    ) -> Deletion:
+    ) -> str | None:
         self.start()
 
         async def look() -> DeletionProgress | None:
-            # It may delete participants that died, so it is not a mere look-up.
+            # Not by `_lookups`: it may delete participants that died.
             return await self._clients.run(self._store.progress, name, tenant)
 
         try:
             deletion = await self._clients.run(delete, name, tenant)
-        except (SpeakerNotFoundError, ConsentNotFoundError):
+        except (errors.SpeakerNotFoundError, errors.ConsentNotFoundError):
             if (progress := await look()) is None:
                 raise
-            deletion = progress.deletion
+            public_id = progress.deletion.public_id
+        except errors.AlreadyDoneError as exc:
+            public_id = exc.speaker_id
         else:
+            public_id = deletion.public_id
             self.carry_out(deletion)
         until = time.monotonic() + PATIENCE_SECONDS
         while (progress := await look()) is not None and not progress.is_finished:
             if time.monotonic() > until:
-                raise DeletionPendingError(
+                raise errors.DeletionPendingError(
                     name,
                     files_removed=progress.files_removed,
                     waiting_for=progress.waiting_for,
                 )
             await asyncio.sleep(PROGRESS_SECONDS)
-        if progress is not None:  # else another caller had the answer
+        if progress is not None:  # else another caller acknowledged it
             await self._clients.run(self._store.acknowledge, progress.deletion.id)
-        return deletion
+        return public_id
 
     def carry_out(self, deletion: Deletion) -> None:
         """Remove a deletion's files soon, and have all processes delete its audio."""
@@ -207,63 +209,63 @@ class Deletions:
             self._wake()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Call ``work`` now and then, when there is news, and again after an error."""
-        pause_seconds, news = ROUND_SECONDS, asyncio.Event()
-        self._news.append(news)
-        news.set()
+        """Call ``work`` now and then, when it is woken, and again after an error."""
+        pause_seconds, woken = ROUND_SECONDS, asyncio.Event()
+        self._woken.append(woken)
+        woken.set()
         # Before Python 3.12 `wait_for` may swallow a cancellation.
         while not self._is_shut_down:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(news.wait(), pause_seconds)
-            news.clear()
+                await asyncio.wait_for(woken.wait(), pause_seconds)
+            woken.clear()
             try:
                 await work()
                 pause_seconds = ROUND_SECONDS
-            except Exception as exc:  # noqa: BLE001  if it died no DELETE would end
-                self._note(exc)
+            except Exception as exc:  # noqa: BLE001  without it no DELETE would end
+                self._note_error(exc)
                 pause_seconds = AFTER_ERROR_SECONDS
             await asyncio.sleep(MIN_ROUND_SECONDS)
 
     def _wake(self) -> None:
-        for news in self._news:
-            news.set()
+        for woken in self._woken:
+            woken.set()
 
-    def _note(self, error: Exception) -> None:
-        is_outage = isinstance(error, StorageUnavailableError) and error.was_cut_off
-        self._was_down |= is_outage
+    def _note_error(self, error: Exception) -> None:
+        if isinstance(error, errors.StorageUnavailableError):
+            self._was_down |= error.was_cut_off
         self._is_asked = True
-        reason = log_text_of(error)
+        reason = errors.log_text_of(error)
         throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
 
     def _recover_after_outage(self) -> None:
-        """Recover in a while: what could not be committed may have left something."""
+        """Recover in a while after an outage: it may have left files without rows."""
         now = time.monotonic()
         # A write that a client waited for, while no round looked, counts as well.
         num_cut_off = self._store.database.num_cut_off
         self._was_down |= num_cut_off != self._num_cut_off
         self._num_cut_off = num_cut_off
         if self._was_down and (self._recover_at is None or self._recover_at < now):
-            # All files are gone through: seldom, and not by all servers at once.
+            # It looks at all files: so seldom, and not on all servers at once.
             soonest = max(now, self._recovered_at + RECOVERY_SECONDS)
             self._recover_at = soonest + random.uniform(0, RECOVERY_SPREAD_SECONDS)
         self._was_down = False
-        is_at_it = self._recovering is not None and self._recovering.is_alive()
-        if self._recover_at is not None and self._recover_at < now and not is_at_it:
+        is_running = self._recovering is not None and self._recovering.is_alive()
+        if self._recover_at is not None and self._recover_at < now and not is_running:
             self._recover()
 
     async def _round(self) -> None:
-        """Read what is to be done; renew the trust in rows. Raises: StorageError."""
+        """Read what to do, and how long last rows are good. Raises: StorageError."""
         asked_at = boot_seconds()
         standing = await self._lookups.run(self._store.participants.standing)
-        self._last_rows.good_for(standing.seconds, asked_at)
+        self._last_rows.good_for(standing.seconds, asked_at, standing.epoch)
         self._has_expired = standing.has_expired
         self._is_asked |= standing.is_asked
-        if standing.is_left or self._orphans:
+        if standing.has_files_left or self._orphans:
             await self._adopt_orphans()
         self._recover_after_outage()
 
     async def _delete_expired(self) -> None:
-        """Begin to delete voices whose end has come; the next rounds see to the rest.
+        """Begin to delete expired voices; of many, the next rounds delete the rest.
 
         Raises: StorageError.
         """
@@ -286,7 +288,7 @@ class Deletions:
             try:
                 await self._removals.run(self._store.remove_files, deletion)
             except Exception as exc:  # noqa: BLE001  it is tried again, after others
-                self._note(exc)
+                self._note_error(exc)
                 later = asyncio.get_running_loop().call_later
                 later(AFTER_ERROR_SECONDS, self._remove_again, deletion)
             else:
@@ -299,7 +301,7 @@ class Deletions:
         self.carry_out(deletion)
 
     async def _confirm(self) -> None:
-        """Have this process and its workers delete what others may delete too.
+        """Delete what deletions name from this process and its workers, and confirm it.
 
         Raises: WorkerRPCError, StorageError; of one deletion, once the others are done.
         """
@@ -313,9 +315,9 @@ class Deletions:
         if not waiting:
             return
         audios = {d.audio_sha256 for d in waiting if d.audio_sha256 is not None}
-        stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
-        # What others have as well is theirs: workers know of no names or transcripts.
-        gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
+        stored = await self._lookups.run(self._store.stored_artifacts, sorted(audios))
+        # Audio that other voices have stays: workers know no names or transcripts.
+        gone = sorted(sha for sha in audios if AUDIO not in stored[sha])
         busy = await self._delete_in_workers(DeleteCall(audio_sha256s=gone))
         num_left, error = MAX_CONFIRMED, None
         # What was deleted goes before what was replaced.
@@ -326,7 +328,7 @@ class Deletions:
             try:
                 await self._confirm_one(deletion)
                 num_left -= 1
-            except StorageError as exc:
+            except errors.StorageError as exc:
                 error = exc
         if not num_left:
             self._wake()
@@ -337,7 +339,7 @@ class Deletions:
         if deletion.public_id is not None:
             self._last_rows.delete(deletion.public_id)
         if (sha := deletion.audio_sha256) is not None:
-            # After the workers, of whom a prompt could have been made anew.
+            # After the workers, from which a prompt could have been built again.
             for memory in self._memories:
                 memory.delete(sha)
             if (copies := self._store.copies) is not None:
@@ -359,15 +361,15 @@ class Deletions:
         self._busy = await self._delete_in_workers(again)
         self._deleted_after = absence
         if not self._busy:
-            # After the workers, of whom a prompt could have been made anew.
+            # After the workers, from which a prompt could have been built again.
             for memory in (self._last_rows, *self._memories):
                 memory.delete_all()
             self._store.participants.has_deleted_all(absence)
-            # Copies on disk of what was deleted meanwhile: each is looked for.
+            # Recovering removes the copies of what was deleted meanwhile.
             self._recover_at = time.monotonic()
 
     async def _delete_in_workers(self, call: DeleteCall) -> set[str]:
-        """Return which audios are in hand, or still have copies on a disk.
+        """Delete in workers; return audios that they encode or have copies of.
 
         Raises: WorkerRPCError.
         """

@@ -1,8 +1,8 @@
 """Ensure: the one way an encoding comes to be, seen from the API process."""
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Iterable, Sequence
+import sys
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
@@ -10,7 +10,10 @@ from cachetools import LRUCache
 
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.executors import (
+    RETRY_AFTER_SECONDS,
+    BoundedExecutor,
+)
 from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.pending import (
@@ -23,20 +26,22 @@ from vllm_tts_cache.entrypoints.speakers.served_model import (
     ServedModel,
 )
 from vllm_tts_cache.errors import (
+    AudioGoneError,
     EncodeError,
     EncodersChangedError,
     GoneError,
+    ServerBusyError,
     StorageError,
     TTSCacheError,
     WorkerRPCError,
+    log_text_of,
 )
-from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.speaker.reference import EncodingNeed
+from vllm_tts_cache.logs import ThrottledLog, logger
+from vllm_tts_cache.speaker.reference import EncodingNeed, encoders_id
 from vllm_tts_cache.speaker.rpc_client import (
     DESCRIBE,
     ENCODING,
     FAILED,
-    LOOK,
     AsyncWorkers,
     ForeignStoreError,
     UnsupportedModelError,
@@ -47,61 +52,49 @@ from vllm_tts_cache.speaker.rpc_client import (
 from vllm_tts_cache.speaker.wire import (
     EncodingCall,
     FailedCall,
-    JobReport,
-    JobState,
-    LookCall,
 )
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import ALONE, Tenant
 
 T = TypeVar("T")
-_Made = tuple[EncodingNeed, bool]  # what, and whether it is forced
-
 CacheStatus = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-throttled = ThrottledLog(logger)
+throttled = ThrottledLog()
 
-# What goes while a prompt is made is resolved anew, as often as a request is submitted.
+# Tries in all: a voice that is replaced while its prompt is made is looked up again.
 MAX_TRIES = 3
-# After so long a client that is in no hurry is told that they are still being made.
+# After so long a call that is not urgent answers that encodings are still being made.
 IN_TURN_SECONDS = 10.0
-# After a start: not each voice that spoke last can be prefilled.
+# Speakers that one server precomputes at once; the others wait as rows.
+MAX_PRECOMPUTED_AT_ONCE = 64
+PRECOMPUTE_SECONDS = 5.0
+MAX_FORCED = 1024
+# Voices that are looked up after a start: not each that spoke last can be prefilled.
 MAX_LOOKED_AT = 4 * MAX_WAITING
-# Of those that are not kept the worker is asked once more.
+# Audios whose fetched encodings are remembered; the worker is asked again for others.
 MAX_FETCHED = 100_000
-# Times the timeout, which is that of one encode: a request that others are always
-# encoded before is to hear of it while its client still listens.
+# In timeouts of one encode: a request that others are always encoded before has to fail
+# while its client still waits for the answer.
 MAX_TIMEOUTS_IN_LINE = 5
 MAX_READS = 1024
-
-
-def status_of(reports: Sequence[JobReport]) -> tuple[CacheStatus, str | None]:
-    """Derive the status of encodings and, of ``failed``, the reason."""
-    states = {report.state for report in reports}
-    if states and states == {JobState.READY}:
-        return "ready", None
-    if states & {JobState.QUEUED, JobState.ENCODING}:
-        return "processing", None
-    for report in reports:
-        if report.state in (JobState.FAILED, JobState.NO_AUDIO):
-            return "failed", report.reason or "its reference audio is not stored"
-    return "pending", None
 
 
 class SpeakerEncodings:
     """The encodings of one server's speakers; for the event loop only.
 
     Args:
-        store: Where they are.
+        store: Has the encodings.
         settings: How long, and how many may wait. A request waits for five times the
             timeout of an encode in all.
-        workers: Who make them; None if the model has none.
+        workers: Make the encodings; None if there are no workers.
         model: What is served.
         lookups: Runs indexed reads.
         speakers: Finds a speaker again whose audio was replaced.
         kv_warming: Prefills voices whose encodings exist.
+
+    Attributes:
+        encoders_id: The workers' encoders, as `fingerprints` knew them last.
     """
 
     def __init__(
@@ -134,13 +127,20 @@ class SpeakerEncodings:
             "too many encodings are read", num_threads=4, max_waiting=MAX_READS
         )
         self._fingerprints: dict[str, str] | None = None
-        self._has_complained = False
+        self.encoders_id = ""
+        self._has_logged_foreign_store = False
         self._is_fetching = False
-        self._doubted: set[str] = set()
+        self._to_recheck: set[str] = set()
         # Of an object store's: audio -> encoders whose encoding the worker has fetched.
         self._fetched = LRUCache[str, set[str]](MAX_FETCHED)
         self._background: set[asyncio.Task[Any]] = set()
-        self._making: dict[_Made, asyncio.Task[bool | TTSCacheError]] = {}
+        self._forced: dict[EncodingNeed, asyncio.Task[bool | TTSCacheError]] = {}
+        # Speakers before this generation were handed to the worker, for these encoders.
+        self._next_generation, self._precomputed_for = sys.maxsize, list[str]()
+        self._underway = set[int]()
+        self._has_registered = asyncio.Event()
+        self._precomputing: asyncio.Task[None] | None = None
+        self._is_idle = asyncio.Event()
 
     @property
     def num_flights(self) -> int:
@@ -153,22 +153,31 @@ class SpeakerEncodings:
         return self._pending is not None and self._pending.is_full
 
     def cloning_workers(self) -> AsyncWorkers | None:
-        """Those that encode; None where the model clones nothing, or has none."""
+        """Return the workers; None if the model clones nothing, or there are none."""
         return None if self._model.family() is None else self._workers
 
     def start(self) -> None:
-        """Ask the workers for their encoders; needs a running event loop."""
+        """Ask the workers for their encoders, and precompute; needs a running loop."""
         self._fetch_fingerprints()
+        if self._precomputing is None and self._workers is not None:
+            self._precomputing = asyncio.create_task(self._precompute_registered())
 
     async def settled(self) -> None:
-        """Return when nothing goes on in the background."""
+        """Wait until precomputing has nothing left, and no background task runs."""
+        if self._precomputing is not None:
+            for _ in range(2):  # the pass that is under way, and a whole one
+                self._is_idle.clear()
+                self._has_registered.set()
+                await self._is_idle.wait()
         while self._background:
             await asyncio.wait(set(self._background))
 
     def shutdown(self) -> None:
-        """Let go of tasks and threads; who waits is told that the server is busy."""
-        for task in self._background:
+        """Stop tasks and threads; callers that wait get a ServerBusyError."""
+        for task in filter(None, (self._precomputing, *self._background)):
             task.cancel()
+        self._precomputing = None
+        self._is_idle.set()
         if self._pending is not None:
             self._pending.shutdown()
         self._reads.shutdown()
@@ -176,22 +185,23 @@ class SpeakerEncodings:
     # -------- the workers' encoders
 
     async def fingerprints(self) -> dict[str, str]:
-        """Encoder name -> fingerprint, asked of the workers until they have others.
+        """Return encoder name -> fingerprint; asks the workers unless it is known.
 
-        Raises: WorkerRPCError if they cannot say, do not agree, or read elsewhere;
-            CannotCloneError if there are none.
+        Raises: WorkerRPCError if they do not answer, disagree, or read another store;
+            CannotCloneError if there are no workers.
         """
         if self._fingerprints is None:
             answers = await self._cloning().call(DESCRIBE)
             refuse_elsewhere(answers, self._store.store_id)
             self._fingerprints = fingerprints_of(answers)
+            self.encoders_id = encoders_id(self._fingerprints)
         return self._fingerprints
 
     @property
     def knows_encoders(self) -> bool:
-        """Whether voices can be cloned here, if the model clones any.
+        """Whether the fingerprints are known, or not needed as the model clones none.
 
-        If not, the workers are asked once more.
+        If not, a background task asks the workers.
         """
         if self.cloning_workers() is None or self._fingerprints is not None:
             return True
@@ -203,7 +213,8 @@ class SpeakerEncodings:
 
         Raises: As `fingerprints`.
         """
-        fingerprints = await self.fingerprints()
+        if (fingerprints := self._fingerprints) is None:
+            fingerprints = await self.fingerprints()
         return [
             EncodingKey(
                 audio_sha256=need.ref.audio_sha256,
@@ -225,7 +236,7 @@ class SpeakerEncodings:
     ) -> bool:
         """Return when the worker can have the encodings; True if they existed.
 
-        A caller that leaves withdraws what nobody else waits for.
+        A caller that is cancelled withdraws what no other caller waits for.
 
         Args:
             need: Which encodings.
@@ -233,49 +244,53 @@ class SpeakerEncodings:
             stored: Fingerprints of the audio's encodings that are stored, if the
                 caller has looked that up; None to look it up.
             urgent: Whether a request waits.
-            force: Encode anew what exists; whoever uses it keeps it until then.
+            force: Encode anew what exists; requests use the old encoding until then.
 
         Raises:
             AudioGoneError: The audio is not stored (any more).
             EncodersChangedError: The workers have other encoders by now.
             EncodeError: An encoder failed; the next call tries again.
-            EncodeTimeoutError: It took too long; it may still be under way.
+            EncodeTimeoutError: An encode took too long; it may still run.
             ServerBusyError: Too many inline references wait, or a request has waited
                 for too long although others are encoded.
             WorkerRPCError: The workers could not be asked.
         """
         keys = await self.keys(need)
         sha = need.ref.audio_sha256
-        missing, absent = keys, keys
+        missing = absent = keys
         if not force:
-            missing = await self._missing(keys, sha, stored)
+            if sha not in self._to_recheck:
+                if stored is None:
+                    look = self._store.stored_artifacts
+                    stored = (await self._lookups.run(look, [sha]))[sha]
+                missing = [k for k in keys if k.encoder_fingerprint not in stored]
             absent = missing
             if self._store.copies is not None:
-                absent = [key for key in keys if key in missing or not self._had(key)]
+                absent = [k for k in keys if k in missing or not self._was_fetched(k)]
         if not absent:
             return True
         await self._wait(absent, need, tenant, urgent=urgent, force=force)
-        self._doubted.discard(sha)
+        self._to_recheck.discard(sha)
         if self._store.copies is not None:
-            had = self._fetched.setdefault(sha, set())
-            had.update(key.encoder_fingerprint for key in absent)
+            fetched = self._fetched.setdefault(sha, set())
+            fetched.update(key.encoder_fingerprint for key in absent)
         return not missing
 
     def recheck(self, audio_sha256: str) -> None:
-        """Let the worker look at this audio's files once more: a prompt was missing."""
-        self._doubted.add(audio_sha256)
+        """Have the next `ensure` ask the worker: a prompt of this audio was missing."""
+        self._to_recheck.add(audio_sha256)
 
     async def encoding(self, key: EncodingKey) -> Encoding:
         """Return an encoding that `ensure` has made sure of.
 
         Raises:
-            GoneError: It is gone again, or the worker's copy is damaged.
+            GoneError: The encoding is gone again, or the worker's copy is damaged.
             ServerBusyError: Too many are read.
             WorkerRPCError: The workers could not be asked.
         """
         if (found := await self._reads.run(self._read, key)) is not None:
             return found
-        # The disk did not take it, or does not give it: that costs time only.
+        # Where the disk cannot store or read it, the worker may have it in memory.
         call = EncodingCall(key.audio_sha256, key.encoder_fingerprint)
         answers = await self._cloning().call(ENCODING, call)
         try:
@@ -286,30 +301,31 @@ class SpeakerEncodings:
             raise GoneError(str(exc)) from exc
 
     async def cause_of_failure(self, request_id: str) -> str | None:
-        """Return why the engine ended a request, if it was for want of its prompt."""
+        """Return why a request's prompt was missing; None if it was not, or unknown."""
         call = FailedCall(request_ids=[request_id])
         try:
             answers = await self._cloning().call(FAILED, call)
         except WorkerRPCError as exc:
-            throttled.warn_of("asking for causes", "Asking why it failed: %s", exc)
+            message = "Asking workers why a prompt was missing failed: %s"
+            throttled.warn_of("asking for causes", message, exc)
             return None
-        causes = (answer.causes.get(request_id) for answer in answers)  # not its alone
+        causes = (answer.causes.get(request_id) for answer in answers)
         return next(filter(None, causes), None)
 
     def delete(self, audio_sha256: str) -> None:
-        """Delete what is remembered of one audio."""
-        self._doubted.discard(audio_sha256)
+        """Delete what is remembered of an audio: fetched encodings and its recheck."""
+        self._to_recheck.discard(audio_sha256)
         self._fetched.pop(audio_sha256, None)
 
     def delete_all(self) -> None:
-        """Delete what is remembered of all."""
-        self._doubted.clear()
+        """Delete the same of all audios."""
+        self._to_recheck.clear()
         self._fetched.clear()
 
     def end_waits(self, audio_sha256: str) -> None:
-        """End what waits for encodings of an audio that is gone, behind many others."""
+        """Fail callers that wait, perhaps for long, for encodings of a gone audio."""
         for fingerprint in (self._fingerprints or {}).values():
-            assert self._pending is not None  # it has asked for fingerprints
+            assert self._pending is not None  # fingerprints come from workers
             key = EncodingKey(
                 audio_sha256=audio_sha256, encoder_fingerprint=fingerprint
             )
@@ -336,24 +352,30 @@ class SpeakerEncodings:
         """
         tenant, name = Tenant(name=found.record.tenant), found.record.name
         make = self._precompute if urgent else self._precompute_in_turn
+        self._model.check_clones()
         for _ in range(MAX_TRIES - 1):
             try:
-                return await make(found, force=force)
+                return await make(found.record, found.fingerprints, force=force)
             except GoneError:
                 found = await self._speakers.get(tenant, name)
         try:
-            return await make(found, force=force)
+            return await make(found.record, found.fingerprints, force=force)
         except GoneError:
-            sha = found.record.audio_sha256
-            await self._speakers.check_stays(tenant, name, sha)
+            was = found.record
+            check = self._speakers.check_stays
+            await check(tenant, name, was.audio_sha256, was.generation)
             raise
 
-    def precompute_in_background(self, record: SpeakerRecord) -> None:
-        """Begin to make them, where the model that is served can."""
-        if self.cloning_workers() is None:
-            return
-        with suppress(CannotCloneError):  # registered where another model was served
-            self._begin(record, self._model.need_of(record), force=False)
+    def precompute_from(self, generation: int) -> None:
+        """Precompute soon what is registered from this generation on."""
+        self._next_generation = min(self._next_generation, generation)
+        self._has_registered.set()
+
+    def warm(self, record: SpeakerRecord) -> None:
+        """Queue a speaker for prefilling if its encodings exist already."""
+        if self._kv_warming.is_possible:
+            tenant = Tenant(name=record.tenant)
+            self._in_background(self._warm_if_ready(tenant, record.name))
 
     async def status(self, found: StoredSpeaker) -> tuple[CacheStatus, str | None]:
         """Derive the speaker's status and, of what cannot be ``ready``, the reason.
@@ -386,22 +408,24 @@ class SpeakerEncodings:
             return "ready", None
         if self._pending is not None and any(key in self._pending for key in missing):
             return "processing", None
-        wanted = [(key.audio_sha256, key.encoder_fingerprint) for key in missing]
-        answers = await self._cloning().call(LOOK, LookCall(wanted))
-        # Rank 0 encodes; the call may have asked for others as well.
-        reports = [r for answer in answers if answer.rank == 0 for r in answer.reports]
-        return status_of([report for report in reports if report.key in wanted])
+        failures = await self._lookups.run(self._store.failures, need.ref.audio_sha256)
+        for key in missing:
+            if (reason := failures.get(key.encoder_fingerprint)) is not None:
+                return "failed", reason
+        if not await self._lookups.run(self._store.has_audio, need.ref.audio_sha256):
+            return "failed", "its reference audio is not stored"
+        return "pending", None
 
     # -------- how
 
     def _cloning(self) -> AsyncWorkers:
-        """Return those that encode. Raises: CannotCloneError."""
+        """Return the workers. Raises: CannotCloneError if there are none."""
         if self._workers is None:
             raise self._model.cannot_clone()
         return self._workers
 
-    def _had(self, key: EncodingKey) -> bool:
-        """Whether the worker has had what the bucket has."""
+    def _was_fetched(self, key: EncodingKey) -> bool:
+        """Whether the worker has fetched the encoding from the bucket."""
         return key.encoder_fingerprint in self._fetched.get(key.audio_sha256, ())
 
     def _read(self, key: EncodingKey) -> Encoding | None:
@@ -410,19 +434,6 @@ class SpeakerEncodings:
         except StorageError as exc:
             throttled.warn_of("reading an encoding", "%s", exc.log_text)
             return None
-
-    async def _missing(
-        self,
-        keys: Iterable[EncodingKey],
-        audio_sha256: str,
-        stored: frozenset[str] | None,
-    ) -> list[EncodingKey]:
-        if audio_sha256 in self._doubted:
-            return list(keys)
-        if stored is None:
-            look = self._store.stored_kinds
-            stored = (await self._lookups.run(look, [audio_sha256]))[audio_sha256]
-        return [key for key in keys if key.encoder_fingerprint not in stored]
 
     async def _wait(
         self,
@@ -435,8 +446,9 @@ class SpeakerEncodings:
     ) -> None:
         assert self._pending is not None  # there are keys
         sha, segment = need.ref.audio_sha256, need.ref.segment
-        # What is stored elsewhere is the worker's to fetch.
-        only_worker = self._store.copies is not None or sha in self._doubted
+        # The worker has to fetch what the bucket has.
+        only_worker = self._store.copies is not None or sha in self._to_recheck
+        max_seconds = self._max_wait_seconds if urgent else None
         pending: list[Pending] = []
         try:
             for key in keys:
@@ -444,14 +456,22 @@ class SpeakerEncodings:
                     key,
                     segment,
                     tenant=tenant,
-                    # What exists is made anew in its turn: anybody may ask for that,
-                    # of any voice.
+                    # A forced encode is never urgent: any client may ask for one of any
+                    # of its voices.
                     urgent=urgent and not force,
                     force=force,
                     only_worker=only_worker,
                 )
                 pending.append(joined)
-            await self._landed(pending, self._max_wait_seconds if urgent else None)
+            futures = [each.future for each in pending]
+            # `wait` cancels no future: other callers wait for it too.
+            first = asyncio.FIRST_EXCEPTION
+            await asyncio.wait(futures, timeout=max_seconds, return_when=first)
+            done = [future for future in futures if future.done()]
+            for future in done:
+                future.result()
+            if max_seconds is not None and len(done) < len(futures):
+                raise too_long_in_line(max_seconds)
         except EncodersChangedError:
             self._fingerprints = None
             raise
@@ -459,98 +479,171 @@ class SpeakerEncodings:
             for each in pending:
                 self._pending.leave(each)
 
-    @staticmethod
-    async def _landed(pending: Sequence[Pending], max_seconds: float | None) -> None:
-        # It cancels none of them: others wait for them too.
-        landings = [each.landed for each in pending]
-        first = asyncio.FIRST_EXCEPTION
-        await asyncio.wait(landings, timeout=max_seconds, return_when=first)
-        done = [landed for landed in landings if landed.done()]
-        for landed in done:
-            landed.result()
-        if max_seconds is not None and len(done) < len(landings):
-            raise too_long_in_line(max_seconds)
-
-    async def _precompute(self, found: StoredSpeaker, *, force: bool) -> bool:
-        self._model.check_clones()
-        record, stored = found.record, found.fingerprints
-        if record.audio_sha256 is None:
-            existed = True
-        else:
-            need = self._model.need_of(record)
+    async def _precompute(
+        self,
+        record: SpeakerRecord,
+        stored: frozenset[str] | None = None,
+        *,
+        urgent: bool = True,
+        force: bool = False,
+    ) -> bool:
+        existed = True
+        if record.audio_sha256 is not None:
             existed = await self.ensure(
-                need, tenant=record.tenant, stored=stored, force=force
+                self._model.need_of(record),
+                tenant=record.tenant,
+                stored=stored,
+                urgent=urgent,
+                force=force,
             )
         self._kv_warming.add(record)
         return existed
 
     async def _precompute_in_turn(
-        self, found: StoredSpeaker, *, force: bool
+        self, record: SpeakerRecord, stored: frozenset[str], *, force: bool
     ) -> bool | None:
-        self._model.check_clones()
-        record = found.record
         if record.audio_sha256 is None:
-            return await self._precompute(found, force=force)
-        making = self._begin(record, self._model.need_of(record), force=force)
-        await asyncio.wait([making], timeout=IN_TURN_SECONDS)
+            return await self._precompute(record)
+        need = self._model.need_of(record)
+        if not force:  # the row has it encoded after the answer, too
+            await self._lookups.run(self._store.set_precompute, record.generation)
+            self.precompute_from(record.generation)
+        making = self._forced.get(need) if force else None
+        if making is None:
+            if force and len(self._forced) >= MAX_FORCED:
+                raise ServerBusyError(
+                    "too many encodings are made anew", RETRY_AFTER_SECONDS
+                )
+            making = self._in_background(
+                self._precompute(record, stored, urgent=False, force=force)
+            )
+            if force:
+                self._forced[need] = making
+                making.add_done_callback(lambda _: self._forced.pop(need))
+        try:
+            await asyncio.wait([making], timeout=IN_TURN_SECONDS)
+        finally:
+            if not force:  # `_precompute_registered` has it encoded, too
+                making.cancel()
         if not making.done():
             return None
         if isinstance(made := making.result(), TTSCacheError):
             raise made
         return made
 
-    def _begin(
-        self, record: SpeakerRecord, need: EncodingNeed, *, force: bool
-    ) -> "asyncio.Task[bool | TTSCacheError]":
-        """Have them made in the background, once for all who ask."""
-        key = need, force
-        if (making := self._making.get(key)) is None:
-            work = self._ensured_and_warm(record, need, force=force)
-            self._making[key] = making = self._in_background(work)
-            making.add_done_callback(lambda _: self._making.pop(key))
-        return making
+    async def _precompute_registered(self) -> None:
+        """Precompute what is registered and not encoded, until it is cancelled.
 
-    async def _ensured_and_warm(
-        self, record: SpeakerRecord, need: EncodingNeed, *, force: bool
-    ) -> bool:
-        existed = await self.ensure(
-            need, tenant=record.tenant, urgent=False, force=force
-        )
-        self._kv_warming.add(record)
-        return existed
+        It reads what is to be done from the catalogue, a few speakers at a time: so a
+        restart, an outage or a failed call leaves nothing out. A failed encode is left
+        out until its row says that another try is worth while.
+        """
+        slots = asyncio.Semaphore(MAX_PRECOMPUTED_AT_ONCE)
+        while True:
+            try:
+                if self.cloning_workers() is not None:
+                    await self._precompute_all(slots)
+            except Exception as exc:  # noqa: BLE001  if it ended no voice would be ready
+                message = "Precomputing failed, and is tried again: %s"
+                throttled.warn_of("precomputing", message, log_text_of(exc))
+            self._is_idle.set()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_registered.wait(), PRECOMPUTE_SECONDS)
+            self._has_registered.clear()
+
+    async def _precompute_all(self, slots: asyncio.Semaphore) -> None:
+        """Hand the worker every speaker that lacks encodings.
+
+        Raises: As `fingerprints`, StorageError.
+        """
+        fingerprints = sorted((await self.fingerprints()).values())
+        read, store = self._speakers.reads.run, self._store
+        if fingerprints != self._precomputed_for:
+            self._precomputed_for = fingerprints
+            self.precompute_from(await read(store.first_to_precompute))
+        most = MAX_PRECOMPUTED_AT_ONCE
+        for record in await read(store.to_retry, fingerprints, most):
+            await self._precompute_soon(record, slots)
+        last, after = await read(store.last_generation), self._next_generation - 1
+        # The next pass finds what `precompute_from` sets meanwhile.
+        self._next_generation = last + 1
+        try:
+            while records := await read(store.unencoded, fingerprints, after, most):
+                for record in records:
+                    after = record.generation
+                    await self._precompute_soon(record, slots)
+            after = max(after, last)
+        finally:
+            self._next_generation = min(self._next_generation, after + 1)
+
+    async def _precompute_soon(
+        self, record: SpeakerRecord, slots: asyncio.Semaphore
+    ) -> None:
+        """Begin to precompute a speaker as soon as a slot is free."""
+        if record.generation in self._underway:
+            return
+        await slots.acquire()
+        self._underway.add(record.generation)
+        self._in_background(self._precompute_until_done(record, slots))
+
+    async def _precompute_until_done(
+        self, record: SpeakerRecord, slots: asyncio.Semaphore
+    ) -> None:
+        """Precompute a speaker; try again after an outage, or if a worker is busy."""
+        try:
+            while True:
+                try:
+                    await self._precompute(record, urgent=False)
+                except (AudioGoneError, EncodeError, CannotCloneError):
+                    # Deleted; failed, and a row says when to try again; or registered
+                    # for another model.
+                    return
+                except TTSCacheError as exc:
+                    message = "Precomputing a speaker is tried again: %s"
+                    throttled.warn_of("precomputing", message, exc.log_text)
+                    await asyncio.sleep(PRECOMPUTE_SECONDS)
+                else:
+                    return
+        finally:
+            self._underway.discard(record.generation)
+            slots.release()
 
     def _fetch_fingerprints(self) -> None:
         if not self._is_fetching:
             self._is_fetching = True
-            self._in_background(self._fetched_and_warm())
+            self._in_background(self._fetch_and_warm())
 
-    async def _fetched_and_warm(self) -> None:
-        """Ask before anybody needs it; log at once if the workers read elsewhere."""
+    async def _fetch_and_warm(self) -> None:
+        """Ask before a request needs it; log it if the workers read another store."""
         try:
             # By now the serving class, which starts this, knows its family.
             if self.cloning_workers() is not None:
                 await self.fingerprints()
                 await self._warm_last_used()
         except ForeignStoreError as exc:
-            if not self._has_complained:
+            if not self._has_logged_foreign_store:
                 logger.error("%s", exc)
-            self._has_complained = True
+            self._has_logged_foreign_store = True
         except WorkerRPCError as exc:  # it may not be served yet
-            logger.debug("At start: %s", exc)
+            logger.debug("Asking for fingerprints failed: %s", exc)
         finally:
             self._is_fetching = False
 
     async def _warm_last_used(self) -> None:
-        """Have the voices prefilled that spoke before the engine was started."""
+        """Queue the speakers for prefilling that spoke before the engine started."""
         if not self._kv_warming.is_possible:
             return
         last_used, num_left = self._store.last_used, MAX_WAITING
         for tenant, name in await self._speakers.reads.run(last_used, MAX_LOOKED_AT):
-            found = await self._speakers.find(Tenant(name=tenant), name)
-            if found is not None and await self.status(found) == ("ready", None):
-                num_left -= self._kv_warming.add(found.record)
+            num_left -= await self._warm_if_ready(Tenant(name=tenant), name)
             if not num_left:
                 return
+
+    async def _warm_if_ready(self, tenant: Tenant, name: str) -> bool:
+        found = await self._speakers.find(tenant, name)
+        if found is None or await self.status(found) != ("ready", None):
+            return False
+        return self._kv_warming.add(found.record)
 
     def _in_background(
         self, work: Coroutine[Any, Any, T]
@@ -558,13 +651,13 @@ class SpeakerEncodings:
         async def run() -> T | TTSCacheError:
             try:
                 return await work
-            except TTSCacheError as exc:  # the next request that needs it says it
+            except TTSCacheError as exc:  # the next request gets its own error
                 throttled.warn_of("precomputing", "In the background: %s", exc.log_text)
                 return exc
 
         task = asyncio.create_task(run())
         self._background.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._background.discard)
-        # One that is cancelled before it began would leave it unawaited.
+        # A task that is cancelled before it began would leave ``work`` unawaited.
         task.add_done_callback(lambda _task: work.close())
         return task

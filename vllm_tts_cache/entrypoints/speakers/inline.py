@@ -1,4 +1,4 @@
-"""Inline reference audio: what a request brings as a URL."""
+"""Inline reference audio, which a request brings as a URL."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -52,11 +52,11 @@ class Clip:
 
 
 class InlineClips:
-    """Decodes, checks and stores inline reference audio, once for each text of a URL.
+    """Decodes, checks and stores inline reference audio; for the event loop only.
 
-    A client that repeats its data URL pays one hash of it, not one decoding. What lies
-    behind another URL may change, so it is fetched again, but once at a time. For the
-    event loop only.
+    A client that repeats its data URL pays one hash of it, not one decoding. What
+    another URL serves may change, so it is fetched again; requests at the same time
+    share one fetch.
 
     Args:
         max_fetches: URLs that are fetched at once.
@@ -85,7 +85,7 @@ class InlineClips:
             num_threads=NUM_DECODE_THREADS,
             max_waiting=MAX_WAITING_DECODES,
         )
-        # Of its own: a known clip does not wait until new ones are decoded.
+        # A pool of its own, so that a known clip does not wait for decodes of new ones.
         self._digests = BoundedExecutor(
             "too many data URLs wait",
             num_threads=NUM_DIGEST_THREADS,
@@ -93,7 +93,7 @@ class InlineClips:
         )
 
     async def resolve(self, url: str, fetch: Fetch) -> Clip:
-        """Return the clip behind a URL, which ``fetch`` fetches; its audio is stored.
+        """Return the clip of a URL, which ``fetch`` fetches, and store its audio.
 
         Raises: InvalidAudioError, ServerBusyError, StorageError.
         """
@@ -106,14 +106,14 @@ class InlineClips:
         return await self._fetches.run(url, lambda: self._fetch(url, fetch))
 
     def delete(self, audio_sha256: str) -> None:
-        """Delete what data URLs hold of this audio; what is decoded now is not kept."""
+        """Delete the remembered clips of this audio; a running decode adds none."""
         self._num_deletes += 1
         for digest, clip in list(self._known.items()):
             if clip.ref.audio_sha256 == audio_sha256:
                 del self._known[digest]
 
     def delete_all(self) -> None:
-        """Delete what all data URLs hold; what is decoded now is not kept."""
+        """Delete all remembered clips; a running decode adds none."""
         self._num_deletes += 1
         self._known.clear()
 
@@ -123,7 +123,7 @@ class InlineClips:
         self._digests.shutdown()
 
     async def _of_data_url(self, url: str) -> Clip:
-        # Up to 14 MB: too long for the event loop.
+        # A data URL has up to 14 MB: hashing it takes too long for the event loop.
         digest = await self._digests.run(lambda: sha256(url.encode()).digest())
         clip = self._known.get(digest)
         # It may have been evicted, or deleted together with a voice of the same clip.
@@ -153,10 +153,10 @@ class InlineClips:
     def _keep(self, decoded: DecodedAudio) -> Clip:
         audio = decoded.audio
         sha = audio.audio_sha256
-        if self._is_full() and not self._store.stored_kinds([sha])[sha]:
-            # Stored and then refused, it would push out the audio of those that wait.
+        if self._is_full() and not self._store.stored_artifacts([sha])[sha]:
+            # Stored and then refused, it would evict the audio of requests that wait.
             raise too_many_inline()
-        self._store.keep_inline(decoded)
+        self._store.store_inline(decoded)
         return Clip(
             ref=SpeakerRef(audio_sha256=sha, segment=Segment.INLINE),
             num_samples=audio.num_samples,
@@ -165,7 +165,7 @@ class InlineClips:
 
 
 class SharedTasks(Generic[T]):
-    """One task per key for all who wait for it; it ends with the last of them."""
+    """One task per key, shared by its callers, and cancelled when the last leaves."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[T]] = {}

@@ -1,4 +1,4 @@
-"""Finding speakers: what requests and routes read of the catalogue."""
+"""Finds speakers, and reads of the catalogue what requests and routes need."""
 
 import asyncio
 import time
@@ -28,14 +28,14 @@ BUSY_SECONDS = 5.0
 BUSY_POLL_SECONDS = 0.02
 # A row takes 1 to 2 KB, with a long transcript some more.
 MAX_LAST_ROWS = 8192
-# Of an embedding of 2048 numbers 64 KB.
+# An embedding of 2048 numbers takes 64 KB.
 MAX_LAST_EMBEDDINGS = 256
 # Clocks of machines do not run equally fast.
 MARGIN_SECONDS = 1.0
 
 
 def boot_seconds() -> float:
-    """A clock that goes on while the machine is suspended, where there is one."""
+    """Return seconds of a clock that also counts suspended time, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -44,7 +44,7 @@ class ReadExecutor:
     """Indexed reads: on the event loop where the catalogue is local, else in threads.
 
     On a local disk one takes less than handing it to a thread and back does; a
-    database or a disk behind a network may take long enough to hold everybody up.
+    database or a disk behind a network may take long enough to hold up all requests.
     """
 
     def __init__(self, *, is_local: bool):
@@ -59,7 +59,7 @@ class ReadExecutor:
     async def run(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what ``look`` returns; it must be small and safe in any thread.
 
-        Raises: ServerBusyError, and whatever it raises.
+        Raises: ServerBusyError, and whatever ``look`` raises.
         """
         if self._executor is None:
             return look(*args, **kwargs)
@@ -72,15 +72,15 @@ class ReadExecutor:
 
 
 class LastRows:
-    """What requests last read of speakers, for while the catalogue is out of reach.
+    """Rows that requests last read, for use while the catalogue is out of reach.
 
-    A request reads the catalogue. Only where that cannot be reached does it get the
-    last row that this process read, and only while deletions wait for this process:
-    none can have been answered meanwhile. For the event loop only.
+    A request reads the catalogue. If that is out of reach, it gets the last row that
+    this process read, but only while deletions wait for this process to confirm them,
+    so that none was answered meanwhile. For the event loop only.
 
     Attributes:
-        num_deletes: How often something was deleted; what was read before that is not
-            to be kept.
+        num_deletes: How often something was deleted; a row that was read before the
+            last time must not be kept.
     """
 
     def __init__(self) -> None:
@@ -88,23 +88,28 @@ class LastRows:
         self._embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
             MAX_LAST_EMBEDDINGS
         )
-        self._good_until = 0.0
+        self._good_until = self._epoch = 0.0
         self.num_deletes = 0
 
-    def good_for(self, seconds: float, asked_at: float) -> None:
+    def good_for(self, seconds: float, asked_at: float, epoch: float = 0.0) -> None:
         """Set for how long deletions wait for this process, as the catalogue says.
 
         Args:
-            seconds: From when it was asked; negative if they do not wait.
-            asked_at: When that was, by `boot_seconds`.
+            seconds: Counted from ``asked_at``; negative if they do not wait.
+            asked_at: When the catalogue was asked, by `boot_seconds`.
+            epoch: The catalogue's. Rows of another one may be of registrations that a
+                failover lost, and are deleted.
         """
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.delete_all()
         self._good_until = asked_at + seconds - MARGIN_SECONDS
 
     def find(self, tenant: str, name: str, now: float) -> StoredSpeaker | None:
-        """Return the last row of a name or id; None if none may be spoken by.
+        """Return the last row of a name or id; None if there is none that is valid.
 
         Args:
-            tenant: Whose it is.
+            tenant: The speaker's.
             name: As the request spells it, whatever white space is around it.
             now: Unix seconds of the catalogue.
         """
@@ -114,8 +119,8 @@ class LastRows:
         return None if found.record.has_expired(now) else found
 
     def keep(self, tenant: str, name: str, found: StoredSpeaker | None) -> None:
-        """Keep what was read of a name or id; None if there is no such speaker."""
-        key = tenant, name.strip()  # of any length else
+        """Keep the row that was read of a name or id; if None, delete the last one."""
+        key = tenant, name.strip()  # else of any length
         if found is None:
             self._rows.pop(key, None)
         else:
@@ -130,8 +135,8 @@ class LastRows:
     ) -> None:
         """Keep an embedding that was read.
 
-        By the id as well: a failover that lost a registration gives its generation to
-        another speaker.
+        Its key has the id as well: a failover that lost a registration gives its
+        generation to another speaker.
         """
         self._embeddings[record.speaker_id, record.generation] = embedding
 
@@ -153,15 +158,15 @@ class LastRows:
 
 
 class SpeakerLookups:
-    """The speakers of one server, read; for the event loop only.
+    """Reads the speakers of one server; for the event loop only.
 
     Args:
-        store: Where they are.
+        store: Has the speakers.
         lookups: Runs indexed reads.
 
     Attributes:
-        reads: Runs what reads lists and files.
-        last: What was read, for while the catalogue is out of reach.
+        reads: Runs reads of lists and files.
+        last: Rows for requests while the catalogue is out of reach.
     """
 
     def __init__(self, store: SpeakerStore, lookups: ReadExecutor):
@@ -182,13 +187,13 @@ class SpeakerLookups:
             try:
                 return await self._lookups.run(self._store.find, name, tenant.name)
             except StorageBusyError:
-                # A read waits for nobody but one who opens or recovers the file.
+                # Only a process that opens or recovers the file keeps a read waiting.
                 if time.monotonic() > until:
                     raise
                 await asyncio.sleep(BUSY_POLL_SECONDS)
 
     async def find_to_speak(self, tenant: Tenant, name: str) -> StoredSpeaker | None:
-        """As `find`, or by `LastRows` while the catalogue is out of reach.
+        """Return what `find` does, or by `LastRows` if the catalogue is out of reach.
 
         Raises: StorageError.
         """
@@ -215,15 +220,23 @@ class SpeakerLookups:
         return found
 
     async def check_stays(
-        self, tenant: Tenant, name: str, audio_sha256: str | None
+        self,
+        tenant: Tenant,
+        name: str,
+        audio_sha256: str | None,
+        generation: int | None = None,
     ) -> None:
-        """See that a speaker still has the audio that nobody could speak with.
+        """Check that a speaker still has the audio that a request failed with.
+
+        The same clip may be registered again after another one: with the generation,
+        where the caller knows it, that counts as replaced, too.
 
         Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
         """
-        found = await self.get(tenant, name)
-        if found.record.audio_sha256 != audio_sha256:
-            raise SpeakerReplacedError(found.record.name)
+        now = (await self.get(tenant, name)).record
+        is_same = now.audio_sha256 == audio_sha256
+        if not is_same or generation not in (None, now.generation):
+            raise SpeakerReplacedError(now.name)
 
     async def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether its reference audio is not stored any more. Raises: StorageError."""
@@ -232,7 +245,7 @@ class SpeakerLookups:
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.
 
-        Raises: GoneError if it was deleted or replaced meanwhile.
+        Raises: GoneError if the speaker was deleted or replaced meanwhile.
         """
         look = self._store.speaker_embedding
         try:
@@ -250,7 +263,7 @@ class SpeakerLookups:
     async def audio(self, record: SpeakerRecord) -> tuple[bytes, str]:
         """Return the reference audio as a file, and its media type.
 
-        Raises: SpeakerNotFoundError if there is none, ServerBusyError, StorageError.
+        Raises: SpeakerNotFoundError without audio, ServerBusyError, StorageError.
         """
         file = None
         if (sha := record.audio_sha256) is not None:

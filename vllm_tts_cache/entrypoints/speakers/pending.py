@@ -1,14 +1,12 @@
-"""What callers of one process wait for; the one place that asks the workers of it."""
+"""Encodings that callers of one process wait for; asks the workers for them."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import count, islice
 
 from msgspec import structs
 
@@ -40,23 +38,23 @@ from vllm_tts_cache.speaker.wire import (
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
-# Asking a worker takes it off decoding for half a millisecond; asking the catalogue
-# costs nobody anything. So the worker is asked for what the catalogue cannot tell: a
-# failure, or a full disk. While encodings arrive, only the lease is renewed.
+# A call to a worker interrupts its decoding for half a millisecond; a query of the
+# catalogue interrupts none. So workers are asked only for what it does not have: what
+# failed, or fits on no disk. While encodings arrive, calls only renew the lease.
 LEASE_SECONDS = 2.0
 LOOK_SECONDS = 0.02
 ASK_SECONDS = 0.25
 RENEW_SECONDS = LEASE_SECONDS / 2
-# What is new is sent at once, but no more often than this, and no more at a time: for
-# each the worker looks whether there is a file.
+# New wants are sent at once, but no more often than this, and no more in one call: for
+# each the worker looks whether its file exists.
 MIN_ASK_SECONDS = 0.125
 MAX_NEW = 64
 MAX_WITHDRAWN = 1024
-# A catalogue or a worker that is out of reach for less fails nobody.
+# A shorter outage of the catalogue or of a worker fails no caller.
 OUTAGE_SECONDS = 5.0
-_NO_NUMBER = -1  # what the catalogue answers with the number to begin from
+_NO_NUMBER = -1  # makes `stored_since` return the number to begin from
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,16 +62,16 @@ class Pending:
     """One encoding that callers of this process wait for.
 
     Attributes:
-        want: As the workers are to know it.
-        landed: Done when the encoding exists, or cannot be had.
+        want: What the workers get.
+        future: Done when the encoding exists, or with the error that prevents it.
         since: When its deadline began to run, in monotonic seconds.
-        only_worker: Whether only a worker's word counts: the catalogue may be wrong.
-        was_sent: Whether the workers may know of the want.
+        only_worker: Whether only a worker's report ends it: the catalogue may be wrong.
+        was_sent: Whether the workers may have received the want.
     """
 
     key: EncodingKey
     want: Want
-    landed: "asyncio.Future[None]"
+    future: "asyncio.Future[None]"
     since: float
     only_worker: bool
     num_waiting: int = 0
@@ -81,11 +79,11 @@ class Pending:
 
 
 class PendingEncodings:
-    """A future a key, for all callers of a process; for the event loop only.
+    """One future for each key, for all callers of a process; for the event loop only.
 
-    One task asks the catalogue often and the workers seldom, while somebody waits. It
-    tells the workers what is new and what nobody waits for any more. Which encoding is
-    made first is theirs to decide.
+    While a caller waits, one task asks the catalogue often and the workers seldom. It
+    sends new wants, and withdraws those that no caller waits for any more. The workers
+    decide which encoding is made first.
 
     Args:
         timeout_seconds: Longest encode, and longest time without any progress of the
@@ -111,36 +109,35 @@ class PendingEncodings:
         self._ids = count()
         self._by_key: dict[EncodingKey, Pending] = {}
         self._by_id: dict[int, Pending] = {}
-        self._num_inline = 0
-        # Those that requests wait for are told of first.
-        self._untold: dict[bool, dict[int, Pending]] = {True: {}, False: {}}
-        self._unseen: list[Pending] = []  # that the catalogue was not asked for yet
+        self._unsent: dict[int, Pending] = {}
         self._withdrawn: dict[int, None] = {}
-        self._changed = asyncio.Event()
+        self._joined: asyncio.Future[None] | None = None  # done when one has joined
         self._task: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._last_id = _NO_NUMBER
         self._asked_at = 0.0  # when the last answer came
         self._answer_seconds = 0.0  # how long it took
-        self._num_stored_since = 0  # since the workers were asked
+        self._num_stored_since = 0  # encodings, since the workers were asked last
         self._num_replicas = 0  # that answered when asked last
         self._num_finished = -1
         self._progress_at = 0.0
-        self._in_hand: list[Pending] = []  # of the encode threads, when asked last
+        self._encoding: list[Pending] = []  # by encode threads, when asked last
         self._outage_since: float | None = None
 
     def __len__(self) -> int:
-        """Encodings that are waited for."""
+        """Return the number of encodings that callers wait for."""
         return len(self._by_key)
 
     def __contains__(self, key: EncodingKey) -> bool:
-        """Tell whether anybody waits for this encoding."""
+        """Whether a caller waits for this encoding."""
         return key in self._by_key
 
     @property
     def is_full(self) -> bool:
         """Whether one more inline encoding would be refused."""
-        return self._num_inline >= self._max_inline
+        wants = [pending.want for pending in self._by_key.values()]
+        num_inline = sum(want.segment == Segment.INLINE.value for want in wants)
+        return num_inline >= self._max_inline
 
     def join(
         self,
@@ -152,7 +149,7 @@ class PendingEncodings:
         force: bool = False,
         only_worker: bool = False,
     ) -> Pending:
-        """Want an encoding; the caller waits for ``landed`` and then leaves.
+        """Add a caller, who waits for the ``future`` and then calls `leave`.
 
         Args:
             key: Which encoding.
@@ -160,12 +157,13 @@ class PendingEncodings:
             tenant: In whose turn it is made.
             urgent: Whether a request waits.
             force: Encode although it exists.
-            only_worker: Whether the worker is to look although the catalogue has it.
+            only_worker: Whether to ask the worker even if the catalogue has it.
 
         Raises: ServerBusyError.
         """
         if self._is_shut_down:
             raise shutting_down()
+        loop = asyncio.get_running_loop()
         pending = self._by_key.get(key)
         if pending is None:
             if segment is Segment.INLINE and self.is_full:
@@ -182,41 +180,42 @@ class PendingEncodings:
             pending = self._by_key[key] = Pending(
                 key=key,
                 want=want,
-                landed=asyncio.get_running_loop().create_future(),
+                future=loop.create_future(),
                 since=time.monotonic(),
                 only_worker=only_worker,
             )
-            self._unseen.append(pending)
-            self._count(want, 1)
-            self._tell(pending)
+            self._by_id[want.id] = self._unsent[want.id] = pending
         else:
-            self._bring_forward(pending, segment, tenant, urgent=urgent, force=force)
+            self._merge_want(pending, segment, tenant, urgent=urgent, force=force)
             pending.only_worker |= only_worker
         pending.num_waiting += 1
-        self._wake()
+        if self._joined is not None and not self._joined.done():
+            self._joined.set_result(None)
+        if self._task is None:
+            self._start()
         return pending
 
     def leave(self, pending: Pending) -> None:
-        """Stop waiting; with the last one the job ends, if it has not begun."""
+        """Remove a caller; with the last one the want is withdrawn."""
         pending.num_waiting -= 1
-        if not pending.num_waiting:
-            self._delete(pending)
+        if not (pending.num_waiting or pending.future.done()):
+            self._settle(pending)
 
     def end(self, key: EncodingKey) -> None:
-        """End the waiting for an encoding whose audio is gone."""
+        """Fail the callers that wait for an encoding whose audio is gone."""
         if (pending := self._by_key.get(key)) is not None:
-            self._fail(pending, AudioGoneError(key.audio_sha256))
+            self._settle(pending, AudioGoneError(key.audio_sha256))
 
     def shutdown(self) -> None:
-        """Stop asking; who waits is told so, and who comes later."""
+        """Stop asking; waiting and later callers get a ServerBusyError."""
         self._is_shut_down = True
-        self._fail_all(shutting_down())
+        self._settle_all(shutting_down())
         if self._task is not None:
             self._task.cancel()
 
     # -------- what is waited for
 
-    def _bring_forward(
+    def _merge_want(
         self,
         pending: Pending,
         segment: Segment,
@@ -225,94 +224,76 @@ class PendingEncodings:
         urgent: bool,
         force: bool,
     ) -> None:
-        """Take in what one more caller asks for."""
+        """Change the want to what one more caller needs."""
         was = pending.want
         is_voice = Segment.REGISTERED in (segment, Segment(was.segment))
         segment = Segment.REGISTERED if is_voice else Segment.INLINE
         now_forced = force and not was.force
         want = structs.replace(
             was,
-            # An encode in hand may have begun before it was to be made anew.
+            # A running encode may have begun before this caller forced one.
             id=next(self._ids) if now_forced else was.id,
             segment=segment.value,
-            tenant=tenant,  # the worker has it wait for the others as well
+            tenant=tenant,  # the worker also keeps the tenants of before
             urgent=urgent or was.urgent,
             force=force or was.force,
         )
         if want == was:
             return
         if now_forced:
-            self._forget(pending)
-        self._count(was, -1)
-        self._count(want, 1)
+            self._withdraw(pending)
         pending.want = want
-        self._tell(pending)
+        self._by_id[want.id] = self._unsent[want.id] = pending
 
-    def _tell(self, pending: Pending) -> None:
-        want = pending.want
-        self._untold[False].pop(want.id, None)
-        self._by_id[want.id] = self._untold[want.urgent][want.id] = pending
-
-    def _count(self, want: Want, change: int) -> None:
-        self._num_inline += change * (want.segment == Segment.INLINE.value)
-
-    def _forget(self, pending: Pending) -> None:
-        """Have the workers give up the want, if they may know of it."""
+    def _withdraw(self, pending: Pending) -> None:
+        """Withdraw the want, if the workers may have received it."""
         number = pending.want.id
         del self._by_id[number]
-        self._untold[pending.want.urgent].pop(number, None)
+        self._unsent.pop(number, None)
         if pending.was_sent:
             self._withdrawn[number] = None
         pending.was_sent = False
 
-    def _delete(self, pending: Pending) -> None:
-        # Others may want the same by now, after all who waited for this one left.
-        if self._by_key.get(pending.key) is pending:
-            del self._by_key[pending.key]
-            self._count(pending.want, -1)
-            self._forget(pending)
+    def _settle(self, pending: Pending, error: TTSCacheError | None = None) -> None:
+        """Finish the future, once; the encoding exists unless there is an error."""
+        if pending.future.done():  # the key may have a new `Pending` by now
+            return
+        del self._by_key[pending.key]
+        self._withdraw(pending)
+        if error is None:
+            pending.future.set_result(None)
+        else:
+            pending.future.set_exception(error)
+            pending.future.exception()  # the callers may all have left
 
-    def _land(self, pending: Pending) -> None:
-        self._delete(pending)
-        if not pending.landed.done():
-            pending.landed.set_result(None)
-
-    def _fail(self, pending: Pending, error: TTSCacheError) -> None:
-        self._delete(pending)
-        if not pending.landed.done():
-            pending.landed.set_exception(error)
-            pending.landed.exception()  # the callers may all have left
-
-    def _fail_all(self, error: TTSCacheError) -> None:
+    def _settle_all(self, error: TTSCacheError) -> None:
         for pending in list(self._by_key.values()):
-            self._fail(pending, error)
+            self._settle(pending, error)
 
     # -------- the task
 
-    def _wake(self) -> None:
-        self._changed.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-            self._task.add_done_callback(self._ended)
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         self._last_id = _NO_NUMBER
         while self._by_key:
-            self._changed.clear()
-            pause_seconds = LOOK_SECONDS
+            self._joined = asyncio.get_running_loop().create_future()
+            # Where no request waits, longer pauses save CPU.
+            is_urgent = any(each.want.urgent for each in self._by_key.values())
+            pause_seconds = LOOK_SECONDS if is_urgent else ASK_SECONDS
             try:
                 await self._look()
-                if self._is_due(time.monotonic()):
-                    await self._ask_and_look()
-                    self._outage_since = None
+                await self._ask_and_look()
             except TTSCacheError as exc:
-                self._bear(exc)
+                self._fail_after_outage(exc)
                 pause_seconds = MIN_ASK_SECONDS
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), pause_seconds)
+            if self._by_key:
+                await asyncio.wait([self._joined], timeout=pause_seconds)
 
-    def _bear(self, error: TTSCacheError) -> None:
-        """Fail who has waited for as long as an outage may last."""
+    def _fail_after_outage(self, error: TTSCacheError) -> None:
+        """Fail callers that have waited for `OUTAGE_SECONDS` of an outage."""
         now = time.monotonic()
         if self._outage_since is None:
             self._outage_since = now
@@ -320,87 +301,80 @@ class PendingEncodings:
         for pending in list(self._by_key.values()):
             waited_seconds = now - max(pending.since, self._outage_since)
             if is_final or waited_seconds >= OUTAGE_SECONDS:
-                self._fail(pending, error)
+                self._settle(pending, error)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             # A mistake of ours must not leave callers waiting for ever.
-            message = "Waiting for encodings: %r"
+            message = "Waiting for encodings failed: %r"
             throttled.warn_of("waiting", message, error, mistake=error)
-            self._fail_all(EncodeError(f"waiting for it failed: {error!r}"))
+            self._settle_all(EncodeError(f"waiting for it failed: {error!r}"))
         if self._by_key:
-            self._wake()
+            self._start()
 
     # -------- the catalogue
 
     async def _look(self) -> None:
-        """Land what the catalogue has.
+        """Finish the futures of encodings that were stored since the last call.
+
+        The workers, which are asked next, report those that were stored before.
 
         Raises: StorageError.
         """
-        look = self._store.stored_since
-        self._last_id, keys = await self._lookups.run(look, self._last_id)
+        look, last_id = self._store.stored_since, self._last_id
+        self._last_id, keys = await self._lookups.run(look, last_id)
         self._num_stored_since += len(keys)
         for pending in filter(None, map(self._by_key.get, keys)):
-            self._land_stored(pending)
-        if not (unseen := self._unseen.copy()):
-            return
-        # Of those that came what was stored before the number that was asked from.
-        shas = sorted({pending.key.audio_sha256 for pending in unseen})
-        kinds = await self._lookups.run(self._store.stored_kinds, shas)
-        del self._unseen[: len(unseen)]
-        for pending in unseen:
-            if pending.key.encoder_fingerprint in kinds[pending.key.audio_sha256]:
-                self._land_stored(pending)
-
-    def _land_stored(self, pending: Pending) -> None:
-        # What is forced is stored already; the worker tells when it is anew.
-        if not pending.want.force and not pending.only_worker:
-            self._land(pending)
+            # A forced encoding is stored already; the worker reports the new one.
+            if not pending.want.force and not pending.only_worker:
+                self._settle(pending)
 
     # -------- the workers
 
-    def _is_due(self, now: float) -> bool:
-        quiet_seconds = now - self._asked_at
-        # While the host waits for an answer it hands on nobody's request.
-        if quiet_seconds < max(MIN_ASK_SECONDS, self._answer_seconds):
-            return False
-        rest_seconds = RENEW_SECONDS if self._num_stored_since else ASK_SECONDS
-        return any(self._untold.values()) or quiet_seconds >= rest_seconds
-
     async def _ask_and_look(self) -> None:
-        """Ask the workers, and go on looking into the catalogue until they answer.
+        """Ask the workers if it is time, and look into the catalogue until they answer.
 
-        A diffusion model's does between two batches, and what was encoded during one is
-        to be spoken with in the next.
+        A diffusion model's worker answers between two batches; requests of the next one
+        can use what was encoded meanwhile.
 
         Raises: WorkerRPCError, StorageError.
         """
+        quiet_seconds = time.monotonic() - self._asked_at
+        # While the host waits for an answer it hands on no request.
+        if quiet_seconds < max(MIN_ASK_SECONDS, self._answer_seconds):
+            return
+        rest_seconds = RENEW_SECONDS if self._num_stored_since else ASK_SECONDS
+        if not self._unsent and quiet_seconds < rest_seconds:
+            return
         asking = asyncio.create_task(self._ask())
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
                 await self._look()
         finally:
-            asking.cancel()
-            # Nothing of it is left for the next time, nor is its error for nobody.
-            await asyncio.gather(asking, return_exceptions=True)
+            if not asking.done():
+                asking.cancel()
+                # The next call needs its end, and asyncio would log its error.
+                await asyncio.gather(asking, return_exceptions=True)
         await asking
+        self._outage_since = None
 
     async def _ask(self) -> None:
-        """Tell the workers what is new, and take in which wants have ended.
+        """Send the workers new wants, and read which wants have ended.
 
-        What was told is told again unless the answer comes: it may not have arrived.
+        Wants are sent again if no answer comes: they may not have arrived.
 
         Raises: WorkerRPCError.
         """
-        untold = chain(self._untold[True].values(), self._untold[False].values())
-        told = [(pending, pending.want) for pending in islice(untold, MAX_NEW)]
+        unsent = [(pending, pending.want) for pending in self._unsent.values()]
+        # Urgent wants are sent first.
+        batch = [each for each in unsent if each[1].urgent]
+        batch = (batch + [each for each in unsent if not each[1].urgent])[:MAX_NEW]
         withdrawn = list(islice(self._withdrawn, MAX_WITHDRAWN))
         # The next answer may take as long, and the lease is to last until then.
         lease_seconds = LEASE_SECONDS + 3 * self._answer_seconds
-        new = [want for _, want in told]
-        for pending, _ in told:
+        new = [want for _, want in batch]
+        for pending, _ in batch:
             pending.was_sent = True
         call = WantCall(self._client_id, new, withdrawn, lease_seconds)
         self._num_stored_since = 0
@@ -409,10 +383,10 @@ class PendingEncodings:
         try:
             answers = await self._workers.call(WANT, call)
         except WorkerBusyError:
-            self._expire()  # who waits has a patience of its own
+            self._expire()  # callers have timeouts of their own
             return
         finally:
-            # From here on: what the host is asked meanwhile waits behind this call.
+            # The end, and not the start: the host's other calls wait behind this one.
             self._asked_at = time.monotonic()
             self._answer_seconds = self._asked_at - began_at
         answers = [answer for answer in answers if answer.rank == 0]
@@ -421,79 +395,78 @@ class PendingEncodings:
         self._num_replicas = len(answers)
         if num_replicas != len(answers) or not all(a.knew_client for a in answers):
             # The lease ran out, a worker is new, or an answer was lost that said so.
-            for pending in self._by_id.values():
-                self._tell(pending)
-        for pending, want in told:
+            self._unsent |= self._by_id
+        for pending, want in batch:
             if pending.want == want:
-                self._untold[want.urgent].pop(want.id, None)
-        self._take_in(answers)
+                self._unsent.pop(want.id, None)
+        self._read_answers(answers)
         self._expire()
 
-    def _take_in(self, answers: Sequence[WantAnswer]) -> None:
+    def _read_answers(self, answers: Sequence[WantAnswer]) -> None:
         num_finished = sum(answer.num_finished for answer in answers)
         if num_finished != self._num_finished:
             self._num_finished = num_finished
             self._progress_at = time.monotonic()
-        self._in_hand = []
+        self._encoding = []
         reports = defaultdict[int, list[WantReport]](list)
         for answer in answers:
             for report in answer.reports:
                 reports[report.id].append(report)
         for number, of_replicas in reports.items():
             if (pending := self._by_id.get(number)) is not None:
-                self._take_in_reports(pending, of_replicas, len(answers))
+                self._read_reports(pending, of_replicas, len(answers))
             else:
                 self._withdrawn[number] = None
 
-    def _take_in_reports(
+    def _read_reports(
         self, pending: Pending, reports: Sequence[WantReport], num_replicas: int
     ) -> None:
         by_state = {report.state: report for report in reports}
         if (failed := by_state.get(JobState.FAILED)) is not None:
             reason = f"The reference audio was not encoded: {failed.reason}"
-            self._fail(pending, EncodeError(reason))
+            self._settle(pending, EncodeError(reason))
         elif JobState.NO_AUDIO in by_state:
-            self._fail(pending, AudioGoneError(pending.key.audio_sha256))
+            self._settle(pending, AudioGoneError(pending.key.audio_sha256))
         elif JobState.NO_ENCODER in by_state:
-            self._fail(pending, EncodersChangedError())
+            self._settle(pending, EncodersChangedError())
         elif JobState.REFUSED in by_state:
-            self._fail(pending, too_many_inline())
+            self._settle(pending, too_many_inline())
         elif by_state.keys() == {JobState.READY} and len(reports) == num_replicas:
-            self._land(pending)
+            self._settle(pending)
         elif (encoding := by_state.get(JobState.ENCODING)) is not None:
             pending.since = time.monotonic() - encoding.encoding_seconds
-            self._in_hand.append(pending)
+            self._encoding.append(pending)
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._timeout_seconds
-        # While the workers get on, others are before those that wait.
+        # While jobs end in the workers, waiting wants are not stuck, only not first.
         is_stuck = self._progress_at < limit
-        late = list(self._by_key.values()) if is_stuck else self._in_hand
+        late = list(self._by_key.values()) if is_stuck else self._encoding
         for pending in late:
             if pending.since < limit:
-                self._fail(pending, timed_out(self._timeout_seconds))
+                self._settle(pending, timed_out(self._timeout_seconds))
 
 
 def too_many_inline() -> ServerBusyError:
-    """Why an inline encoding is refused, here or by a worker."""
+    """Return the error of an inline encoding that is refused, here or by a worker."""
     return ServerBusyError(
         "too many inline references wait to be encoded", RETRY_AFTER_SECONDS
     )
 
 
 def shutting_down() -> ServerBusyError:
-    """Why callers wait no longer when the server ends."""
+    """Return the error of callers that wait when the server ends."""
     return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
 
 
 def too_long_in_line(seconds: float) -> ServerBusyError:
-    """Why a request waits no longer although the workers get on."""
+    """Return the error of a request that others are encoded before for too long."""
     what = f"others were encoded for {seconds:g} s before this reference audio"
     return ServerBusyError(what, RETRY_AFTER_SECONDS)
 
 
 def timed_out(seconds: float) -> EncodeTimeoutError:
-    """Why callers wait no longer for what nobody gets on with."""
+    """Return the error of callers whose encoding takes too long, or never begins."""
     return EncodeTimeoutError(
         f"The reference audio was not encoded within {seconds:g} s; it may still be "
         "under way. Try again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."

@@ -1,14 +1,15 @@
 """Registrations on threads of their own, so that they cannot hold speech up."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.names import clean_new
 from vllm_tts_cache.catalogue.records import (
+    IdempotencyKey,
     NewSpeaker,
     check_expiry,
     check_labels,
@@ -29,10 +30,12 @@ from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import Tenant
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
 
 # A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
 NUM_THREADS = 2
+# Streams on the same cores wait less, and uploads no longer: docs/performance.md.
+NICE = 5
 MAX_WAITING = 32
 _TEXTS = "consent", "ref_text", "description", "mime_type", "original_filename"
 
@@ -50,9 +53,16 @@ class Upload:
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     expires_at: float | None = None
+    precompute: bool = True
+    idempotency_key: str | None = None
+
+    def fields(self, tenant: Tenant, *sample: object) -> dict[str, Any]:
+        """Return fields of a `NewSpeaker` of the tenant; ``sample`` is for the key."""
+        key = IdempotencyKey.of(self.idempotency_key, tenant.name, self, *sample)
+        return {**asdict(self), "tenant": tenant.name, "idempotency_key": key}
 
     def check_texts(self) -> None:
-        """Refuse a name or a text that cannot be, before anything is spent on it.
+        """Refuse an invalid name or text, before the clips are read.
 
         Raises: InvalidSpeakerError.
         """
@@ -66,7 +76,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A voice that an upload registered, and what was measured of its clip, if so."""
+    """A registered voice, its clip's warnings, and the quality if it was measured."""
 
     done: Registered
     warnings: tuple[AudioWarning, ...] = ()
@@ -81,7 +91,7 @@ class Uploads:
         min_quality: The least verdict of a clip that is registered.
 
     Attributes:
-        changes: Runs what has no clip to decode, beside what has.
+        changes: Runs changes without a clip, which do not wait for decodes.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class Uploads:
             "too many uploads wait",
             num_threads=NUM_THREADS,
             max_waiting=MAX_WAITING,
-            gives_way=True,
+            nice=NICE,
         )
         self.changes = BoundedExecutor(
             "too many changes wait", num_threads=1, max_waiting=MAX_WAITING
@@ -108,8 +118,8 @@ class Uploads:
     ) -> Registration:
         """Register a speaker by a reference clip, or by several.
 
-        A voice of that name is replaced after all are decoded, checked and stored.
-        ``check`` measures what the clips are worth.
+        A voice of that name is replaced after all clips are decoded, checked and
+        stored. If ``check``, the clips' quality is measured.
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
@@ -118,9 +128,9 @@ class Uploads:
         return await self._threads.run(register, tenant, upload, files, check)
 
     async def check(self, data: bytes, ref_text: str | None) -> ClipQuality:
-        """Say what a clip is worth; nothing is stored.
+        """Return a clip's quality, without storing the clip.
 
-        Raises: InvalidAudioError, ServerBusyError, ConfigError without the detector.
+        Raises: InvalidAudioError, ServerBusyError, ConfigError without a detector.
         """
 
         def check() -> ClipQuality:
@@ -143,8 +153,7 @@ class Uploads:
         """
         stored = replace(upload, mime_type="application/x-safetensors")
         new = NewSpeaker(
-            **asdict(stored),
-            tenant=tenant.name,
+            **stored.fields(tenant, embedding),
             file_size=4 * len(embedding),
             embedding=embedding,
         )
@@ -177,9 +186,9 @@ class Uploads:
     def check_registrable(
         self, audio: ReferenceAudio, ref_text: str | None, *, measure: bool = False
     ) -> ClipQuality | None:
-        """Refuse a clip that the model does not take, or that is worth too little.
+        """Refuse a clip that the model does not take, or whose quality is too low.
 
-        Returns what it is worth, if that was measured.
+        Returns the quality, or None if it was not measured.
 
         Raises: InvalidAudioError, InvalidSpeakerError, LowQualityError.
         """
@@ -209,8 +218,7 @@ class Uploads:
         audio = decoded.audio
         quality = self.check_registrable(audio, upload.ref_text, measure=check)
         new = NewSpeaker(
-            **asdict(upload),
-            tenant=tenant.name,
+            **upload.fields(tenant, *files),
             file_size=sum(map(len, files)),
             audio_sha256=audio.audio_sha256,
             num_samples=audio.num_samples,

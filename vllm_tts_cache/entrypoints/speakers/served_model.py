@@ -1,4 +1,4 @@
-"""What the served model can do with a registered voice, and what its decoders keep."""
+"""Which voices the served model clones, how, and the states of its decoders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from vllm_tts_cache.speaker.wire import DecoderStats, DeleteCall
 
 
 class Decoders:
-    """Asks the stage behind the talker, of families that keep something there.
+    """Calls the decoder stage, for families whose decoders keep states of voices.
 
     Args:
         workers: None where there are none.
-        family: The one that is served; None if it is none of ours.
+        family: Returns the family that is served; None if it is none of ours.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Decoders:
         self._family = family
 
     async def delete(self, call: DeleteCall) -> None:
-        """Delete what is kept of these audios. Raises: WorkerRPCError."""
+        """Delete the states of the call's audios. Raises: WorkerRPCError."""
         await self._call(DELETE_STATES, call)
 
     async def stats(self) -> list[DecoderStats]:
-        """Each worker's counters and sizes; none where nothing is kept.
+        """Return each worker's counters and sizes; an empty list if no states are kept.
 
         Raises: WorkerRPCError.
         """
@@ -50,7 +50,7 @@ class Decoders:
         try:
             return await self._workers.call(method, call)
         except UnsupportedModelError:
-            return []  # it is switched off
+            return []  # states are switched off
 
 
 class CannotCloneError(SpeakerRequestError):
@@ -59,12 +59,12 @@ class CannotCloneError(SpeakerRequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model, asked each time: the host knows it some time after it started.
+    """The served model, asked anew each time: the host knows it only after its start.
 
     Attributes:
-        family: Tells which family it is of; None if it clones not through us.
-        refusal: Tells why it clones no voices, if a family of ours knows.
-        note: Tells what becomes of references on a model that is of no family of ours.
+        family: Returns its family; None if it does not clone through us.
+        refusal: Returns why it clones no voices; None if it does, or is not ours.
+        note: Returns what the host does with references, for a model that is not ours.
     """
 
     family: Callable[[], Family | None]
@@ -73,16 +73,16 @@ class ServedModel:
 
     @property
     def reason(self) -> str:
-        """Why voices are not precomputed here."""
+        """The reason why voices are not precomputed here."""
         return self.refusal() or self.note()
 
     def check_clones(self) -> None:
-        """Refuse what the checkpoint cannot do. Raises: CannotCloneError."""
+        """Refuse if the checkpoint clones no voices. Raises: CannotCloneError."""
         if self.refusal() is not None:
             raise self.cannot_clone()
 
     def cannot_clone(self) -> CannotCloneError:
-        """The error that says why it does not."""
+        """Return the error that says why the model clones no voices."""
         return CannotCloneError(self.reason)
 
     @property
@@ -100,20 +100,24 @@ class ServedModel:
             raise CannotCloneError(f"The voice cannot be spoken here: {problem}.")
 
     def need_of(self, record: SpeakerRecord) -> EncodingNeed:
-        """Return what a speaker with audio needs in its own modes.
+        """Return the encodings to precompute for a speaker with audio.
 
-        Raises: CannotCloneError.
+        Raises: CannotCloneError: The model clones no voices, or not this one, which was
+            registered for another model.
         """
         assert record.audio_sha256 is not None
         self.check_clips(record.num_clips)
         if (family := self.family()) is None:
             raise self.cannot_clone()
+        length = record.num_samples, record.sample_rate_hz
+        if (problem := family.limits.problem(*length)) is not None:
+            raise CannotCloneError(f"The voice cannot be spoken here: {problem}.")
         ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
         names = family.precomputed(has_transcript=bool(record.ref_text))
         return EncodingNeed(ref=ref, encoder_names=names)
 
     def modes(self, record: SpeakerRecord) -> list[str]:
-        """Name the ways to clone that need nothing more than the speaker."""
+        """Name the modes for which a request has to name only the speaker."""
         if (family := self.family()) is None:
             return []
         if record.audio_sha256 is None:

@@ -15,7 +15,7 @@ from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import (
     BoundedExecutor,
     Slots,
-    TenantPlaces,
+    TenantSlots,
 )
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
@@ -31,10 +31,10 @@ from vllm_tts_cache.tenants import Caller, Tenant, TenantKeys
 
 P = TypeVar("P", bound=Sized)
 
-# Of the entry, its key and the part's objects; a short voice is little else.
+# An entry's overhead: key and objects, most of the bytes of a short voice.
 _ENTRY_BYTES = 1024
 
-# Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
+# Of `PromptMemory`, per process: about 5,000 voices of 30 s on Fish Speech.
 PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
 MAX_BUNDLES = 4
 MAX_SOUNDS = 16
@@ -43,7 +43,7 @@ MAX_WAITING_TEXTS = 1024
 
 
 class PromptMemory(Generic[P]):
-    """Parts by voice and transcript, least recently used first.
+    """An LRU cache of what prompts begin with, by voice and transcript.
 
     For the event loop only.
 
@@ -55,7 +55,7 @@ class PromptMemory(Generic[P]):
         def size_of(entry: tuple[str, P]) -> int:
             return _ENTRY_BYTES + entry[1].num_bytes
 
-        # With the audio that each is of.
+        # Each with the address of its audio.
         self._parts = LRUCache[Hashable, tuple[str, P]](max_bytes, getsizeof=size_of)
         self._num_deletes = 0
 
@@ -70,9 +70,9 @@ class PromptMemory(Generic[P]):
             return entry[1]
         num_deletes = self._num_deletes
         part = await build()
-        # Else what was deleted meanwhile would be kept after all.
+        # Else a part whose audio was deleted meanwhile would be kept.
         if num_deletes == self._num_deletes:
-            with suppress(ValueError):  # it is larger than all may be
+            with suppress(ValueError):  # it is larger than ``max_bytes``
                 self._parts[key] = audio_sha256, part
         return part
 
@@ -95,30 +95,30 @@ class SpeakerService:
     For the event loop only.
 
     Args:
-        settings: Where the storage is, which is opened, and how much it may hold.
+        settings: Which storage to open, and its budgets.
         engine: The host's engine client; None where there are no workers.
         model: What is served.
         speech: The serving class; None where no voice is prefilled.
-        memories: What else remembers voices in this process, see `Deletions`.
+        memories: Other caches of voices in this process, see `Deletions`.
 
     Raises: StorageError, ConfigError.
 
     Attributes:
         model: What is served.
-        tenants: Whose API keys are whose.
+        tenants: Finds the tenant of an API key.
         lookups: Finds speakers.
-        encodings: Makes theirs exist.
+        encodings: Makes speakers' encodings exist.
         kv_warming: Prefills voices whose encodings exist.
-        uploads: Decodes and stores what comes.
-        inline: Clips that come with a request.
-        deletions: Removes what was deleted, everywhere.
+        uploads: Decodes and registers uploads.
+        inline: Decodes and stores clips that come with a request.
+        deletions: Carries deletions out, here and in other processes.
         prompts: What prompts begin with, by audio.
         texts: Checks texts and builds prompts of them, where that takes long.
         bundles: Exports and imports voices.
-        bundling: Runs that, one at a time: a bundle may have 64 MiB.
-        exports: Bundles that are being sent.
-        sounds: The same of reference audio.
-        places: Inline references of each tenant that are worked on.
+        bundling: Runs exports and imports, one at a time: a bundle may have 64 MiB.
+        exports: Bounds the bundles that are being sent.
+        sounds: Bounds the clips of reference audio that are being sent.
+        places: Bounds each tenant's inline references under way.
         may_download: Whether the operator lets reference audio out.
     """
 
@@ -140,13 +140,7 @@ class SpeakerService:
         self.lookups = SpeakerLookups(store, indexed)
         self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
         self.encodings = SpeakerEncodings(
-            store,
-            settings,
-            workers,
-            model,
-            indexed,
-            self.lookups,
-            self.kv_warming,
+            store, settings, workers, model, indexed, self.lookups, self.kv_warming
         )
         self.uploads = Uploads(store, model.family, settings.min_quality)
         self.inline = InlineClips(
@@ -155,7 +149,7 @@ class SpeakerService:
             max_fetches=settings.max_fetches,
             is_full=lambda: self.encodings.is_full,
         )
-        self.places = TenantPlaces()
+        self.places = TenantSlots()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
         self.texts = BoundedExecutor(
             "too many texts wait to be read",
@@ -192,14 +186,14 @@ class SpeakerService:
         )
 
     def start(self) -> None:
-        """Begin what goes on in the background; needs a running event loop."""
+        """Start the background tasks; needs a running event loop."""
         self.tenants.start()
         self.deletions.start()
         self.metrics.start()
         self.encodings.start()
 
     def shutdown(self) -> None:
-        """Let go of threads, tasks and files."""
+        """Stop the tasks and threads, and close the store."""
         # Tasks before the threads that they use.
         self.encodings.shutdown()
         self.kv_warming.shutdown()
@@ -214,17 +208,18 @@ class SpeakerService:
 
     # -------- registering
 
-    def registered(self, done: Registered, *, precompute: bool) -> None:
-        """Go on with a voice that is in the store: what it replaced, its encodings."""
+    def registered(self, done: Registered, *, precompute: bool = True) -> None:
+        """Delete what a stored voice replaced, and precompute its encodings."""
         if done.deletion is not None:
             self.deletions.carry_out(done.deletion)
         if precompute:
-            self.encodings.precompute_in_background(done.record)
+            self.encodings.precompute_from(done.record.generation)
+            self.encodings.warm(done.record)
 
     async def change(
         self, tenant: Tenant, name: str, changes: SpeakerChanges
     ) -> SpeakerRecord:
-        """Change what is written beside a speaker.
+        """Change a speaker's name, texts, labels or expiry.
 
         Raises: SpeakerNotFoundError, SpeakerExistsError, InvalidSpeakerError,
             ServerBusyError, StorageError.
@@ -232,17 +227,17 @@ class SpeakerService:
         done = await self.uploads.changes.run(
             self.store.registrations.change, name, changes, tenant.name
         )
-        is_new = bool(done.record.ref_text) and done.deletion is not None
-        self.registered(done, precompute=is_new)
+        if done.deletion is not None:  # it may need other encodings
+            self.registered(done)
         return done.record
 
     # -------- counting
 
     async def stats(self, caller: Caller) -> dict[str, object]:
-        """Count what the caller may know of.
+        """Return the counts that the caller may see.
 
-        Without tenants, and for an administrator, that is what is registered and
-        stored, and each worker's counters; for one tenant of several what it has.
+        Without tenants, and for an administrator: what is registered and stored, and
+        each worker's counters; for one tenant of several: its own registrations.
 
         Raises: WorkerRPCError, StorageError.
         """
@@ -261,7 +256,7 @@ class SpeakerService:
         return shown
 
     def _counts(self) -> dict[str, object]:
-        """What there is, and of several tenants what each has; for a thread."""
+        """Return the counts of all, and of each of several tenants; for a thread."""
         storage: dict[str, object] = {
             segment.value: {
                 content: {"files": used.num_files, "bytes": used.num_bytes}
@@ -285,7 +280,7 @@ class SpeakerService:
         return {**counts, "tenants": each}
 
     def _counts_of(self, tenant: Tenant) -> dict[str, object]:
-        """What one of several tenants has; for a thread."""
+        """Return the counts and limits of one of several tenants; for a thread."""
         used, limits = self.store.usage_of(tenant.name), tenant.limits
         num_left = self.store.num_unfinished_deletions(tenant.name)
         return {

@@ -1,1 +1,1 @@
-"""Audio8 TTS; what the generic parts need of it is in ``family``."""
+"""Audio8 TTS; ``family`` has what the generic code needs to know."""

@@ -47,6 +47,5 @@ class CachedAudio8TTSAdapter(PromptAdapter, Audio8TTSAdapter):
         host: Any = self
         config = host.ctx.engine_client.model_config.hf_config
         return PromptBuilder(
-            tokenizer=host._tokenizer(),
-            first_semantic_id=int(config.semantic_begin_id),
+            tokenizer=host._tokenizer(), first_semantic_id=int(config.semantic_begin_id)
         )

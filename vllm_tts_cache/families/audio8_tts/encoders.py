@@ -7,37 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm_omni.model_executor.models.audio8_tts.codec import (
-    ArkttsCodec,
-    ArkttsCodecWindowTransformer,
-    build_arktts_codec,
-)
+from vllm_omni.model_executor.models.audio8_tts import codec as host
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.audio8_tts.family import CODEC
-from vllm_tts_cache.families.networks.dac.encoder import DACEncoder
-from vllm_tts_cache.families.networks.dac.file import (
-    fix_weight_norms,
-    in_the_spelling_of,
-    read_codec_file,
-)
+from vllm_tts_cache.families.networks.dac import encoder as dac
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
-from vllm_tts_cache.speaker.checkpoint import (
-    assign_float32,
-    encoder_fingerprint,
-    pick_tensors,
-)
+from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed
 
 # Raise it with any change here that changes what the encoder computes.
 REVISION = 1
 
-SAMPLE_RATE_HZ = ArkttsCodec.sample_rate
-SAMPLES_PER_FRAME = ArkttsCodec.frame_length
+SAMPLE_RATE_HZ = host.ArkttsCodec.sample_rate
+SAMPLES_PER_FRAME = host.ArkttsCodec.frame_length
 NUM_CODEBOOKS = 10
 
-# Only the decode half has sizes that a checkpoint's config says.
+# A checkpoint's config sets sizes of the decode half only.
 _DECODER_SIZES = {
     "post_n_layer": "codec_post_n_layer",
     "post_n_head": "codec_post_n_head",
@@ -46,52 +33,46 @@ _DECODER_SIZES = {
 }
 _COMPUTED = ("freqs_cis", "causal_mask")  # a file may have them or not
 
-# Not in slices: five activations of the first convolutions, 64 channels wide at
-# 44.1 kHz. Computed, and not measured.
+# Without slices: five activations of the first convolutions, 64 channels wide at
+# 44.1 kHz. Estimated, not measured.
 _NEED = MemoryNeed(
     fixed_bytes=64 * 1024**2, bytes_per_second=5 * 64 * 4 * SAMPLE_RATE_HZ
 )
 
 
-def _delete_masks(network: ArkttsCodec) -> None:
-    """The host's network keeps a mask for each length that it has seen."""
+def _delete_masks(network: host.ArkttsCodec) -> None:
+    """Delete the masks that the host's network keeps of each length so far."""
     for module in network.modules():
-        if isinstance(module, ArkttsCodecWindowTransformer):
+        if isinstance(module, host.ArkttsCodecWindowTransformer):
             module._mask_cache.clear()
             module._rope_cache.clear()
 
 
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoder out of ``codec.pth``, as `Family.encoders_part` says.
 
     Raises:
-        CheckpointError: It cannot be read, or a tensor of the codec is missing or of
-            another shape; the message names them.
+        CheckpointError: A file cannot be read, or a tensor of the codec is missing or
+            of another shape; the message names them.
     """
     path = model_dir / "codec.pth"
     sizes = _decoder_sizes(read_json(model_dir / "config.json"), model_dir)
-    network, weights = _build(sizes, read_codec_file(path), path=str(path))
+    network, weights = _build(sizes, dac.read_codec_file(path), path=str(path))
     network.to(device)
-    fix_weight_norms(network)
-    fingerprint = encoder_fingerprint(
-        network="audio8 dac",
-        revision=REVISION,
-        resampler=RESAMPLER,
-        weights=weights,
-        settings={
-            "sample_rate_hz": SAMPLE_RATE_HZ,
-            "samples_per_frame": SAMPLES_PER_FRAME,
-            "num_codebooks": NUM_CODEBOOKS,
-        },
-    )
-    encoder = DACEncoder(
+    dac.fix_weight_norms(network)
+    settings = {
+        "sample_rate_hz": SAMPLE_RATE_HZ,
+        "samples_per_frame": SAMPLES_PER_FRAME,
+        "num_codebooks": NUM_CODEBOOKS,
+    }
+    encoder = dac.DACEncoder(
         network=network,
         device=device,
         sample_rate_hz=SAMPLE_RATE_HZ,
         samples_per_frame=SAMPLES_PER_FRAME,
-        fingerprint=fingerprint,
+        fingerprint=checkpoint.encoder_fingerprint(
+            "audio8 dac", REVISION, RESAMPLER, weights, settings
+        ),
         need=_NEED,
         name=CODEC,
         clean_up=partial(_delete_masks, network),
@@ -104,27 +85,25 @@ def _decoder_sizes(config: Mapping[str, Any], model_dir: Path) -> dict[str, int]
     given = {name: size for name, size in sizes.items() if size is not None}
     if all(type(size) is int and size > 0 for size in given.values()):
         return given
-    expected = ", ".join(_DECODER_SIZES.values())
-    raise CheckpointError(
-        str(model_dir / "config.json"), f"expected positive integers under {expected}"
-    )
+    reason = f"expected positive integers under {', '.join(_DECODER_SIZES.values())}"
+    raise CheckpointError(str(model_dir / "config.json"), reason)
 
 
 def _build(
     decoder_sizes: dict[str, int], state: Mapping[str, Tensor], *, path: str
-) -> tuple[ArkttsCodec, dict[str, Tensor]]:
-    """The encode half in float32 on the CPU, and its tensors as the file has them.
+) -> tuple[host.ArkttsCodec, dict[str, Tensor]]:
+    """Return the encode half in float32 on the CPU, and its tensors as in the file.
 
-    On the meta device, because the constructor draws random weights.
+    It is built on the meta device, because the constructor draws random weights.
     """
     with torch.device("meta"):
-        codec = build_arktts_codec(**decoder_sizes)
+        codec = host.build_arktts_codec(**decoder_sizes)
     whole = codec.state_dict()
     stored = {n: t for n, t in state.items() if not n.endswith(_COMPUTED)}
-    stored = in_the_spelling_of(whole, stored)
-    # The other half is compared too: a file that was cut off is no codec.
-    pick_tensors(whole, stored, path=path)
+    stored = dac.in_the_spelling_of(whole, stored)
+    # The other half is checked too, so that a truncated file is refused.
+    checkpoint.pick_tensors(whole, stored, path=path)
     quantizer: Any = codec.quantizer
     del codec.decoder, quantizer.post_module, quantizer.upsample
     half = {name: stored[name] for name in codec.state_dict()}
-    return codec, assign_float32(codec, half, path=path)
+    return codec, checkpoint.assign_float32(codec, half, path=path)

@@ -6,11 +6,7 @@ from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 CODEC = "codec"
 
 MODEL_TYPE = "arktts"
-IN_CONTEXT = Mode(
-    name="in_context",
-    encoders=(CODEC,),
-    transcript=Transcript.REQUIRED,
-)
+IN_CONTEXT = Mode(name="in_context", encoders=(CODEC,), transcript=Transcript.REQUIRED)
 _HERE = "vllm_tts_cache.families.audio8_tts"
 
 FAMILY = Family(
@@ -26,12 +22,12 @@ FAMILY = Family(
     },
     adapter=f"{_HERE}.adapter:CachedAudio8TTSAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:Audio8Prompts",
+    offline_part=f"{_HERE}.prompt:Audio8Prompts",
     side_files=("config.json", "codec.pth"),
     sample_rate_hz=44_100,
     failure_id=3071,  # a text id: the slow AR masks all of those
-    needs_first_runner=True,  # the second has its own sampler only
-    # It does not resume: the host forgets the residual codes of what was spoken.
+    needs_first_runner=True,  # the second runner uses its own sampler only
+    # A preempted request does not resume: the host drops spoken frames' residual codes.
     official="the host's own codec encoder",
     never_run="a whole server (the codec has its released size only), a GPU",
 )

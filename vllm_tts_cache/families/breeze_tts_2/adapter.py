@@ -8,32 +8,28 @@ from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Ada
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.entrypoints.serving.adapter import Speaker
+from vllm_tts_cache.families.breeze_tts_2 import prompt as prompts
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
-from vllm_tts_cache.families.breeze_tts_2.prompt import (
-    PromptBuilder,
-    by_address,
-    silence,
-)
 from vllm_tts_cache.families.networks.adapter import PromptAdapter
 
-# What the host takes a voice for: who speaks, in the words of the prompt.
+# The host takes a voice's name for such a label, which names the speaker in a prompt.
 _LABELS = tuple(f"s{number}" for number in range(10))
 
 
 class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
     """The host's adapter; a clone's prompt names its codes.
 
-    The host reads no registered voice: to it a voice is a label. Here ``S0`` to ``S9``
-    still are, and are listed as the model's own.
+    The host knows no registered voices and takes each name for a label. Here only
+    ``S0`` to ``S9`` are labels, and are listed as the model's own voices.
     """
 
     tts_cache_family = FAMILY
     _is_warming_up = False
 
     def validate(self, request: Any) -> str | None:
-        """As the host, which looks at no instructions.
+        """Check the instructions, which the host does not, then validate as the host.
 
-        Raises: InvalidSpeakerError: They hold a control token.
+        Raises: InvalidSpeakerError: The instructions hold a control token.
         """
         instructions = request.instructions or ""
         limit = self.ctx.server._max_instructions_length
@@ -43,8 +39,8 @@ class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
         return super().validate(request)
 
     async def warmup(self) -> None:
-        """Load the tokenizer before the first request, then as the host."""
-        self._is_warming_up = True  # no client is served before it is over
+        """Load the tokenizer before the first request, then warm up as the host."""
+        self._is_warming_up = True  # no client is served before the warm-up ends
         try:
             await super().warmup()
         finally:
@@ -53,48 +49,46 @@ class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
     async def build(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:
-        """As of every adapter, but for the clone that the host warms up with.
+        """Build as every adapter, but drop the reference of the host's warm-up clone.
 
-        That is for its own reference encoder, which no prompt of ours comes to. It is
-        nobody's, so there would be no tenant to keep it for.
+        That clone warms up the host's own encoder, which our prompts never use. And its
+        clip, which no tenant owns, could not be stored.
 
         Raises: SpeakerRequestError, ServerFaultError.
         """
         if self._is_warming_up:
-            nobody = {"ref_audio": None, "ref_text": None}
-            request, has_inline_ref_audio = request.model_copy(update=nobody), False
+            unset = {"ref_audio": None, "ref_text": None}
+            request, has_inline_ref_audio = request.model_copy(update=unset), False
         return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build the host's prompt for a clip of this length."""
+        """Build the host's prompt with silence, then replace that by the address."""
         host: Any = self  # its registering decorator hides the class from checkers
         clip = speaker.clip
         sampling = host.ctx.engine_client.default_sampling_params_list[0]
-        prompt = await host._build_async(speaker.request, sampling, silence(clip))
-        return self._prepared(speaker, by_address(prompt, clip.ref))
+        silent = prompts.silence(clip)
+        prompt = await host._build_async(speaker.request, sampling, silent)
+        return self._prepared(speaker, prompts.by_address(prompt, clip.ref))
 
-    async def speak(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
-        """As the host, which puts a label into the prompt in the letters it came in.
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Build as the host, with a label in upper case: the host copies it as sent.
 
         Raises: InvalidSpeakerError.
         """
         if (label := request.voice) is not None and fold(label) in _LABELS:
             request = request.model_copy(update={"voice": label.upper()})
-        return await super().speak(request, sampling_params_list, has_inline_ref_audio)
+        return await super().speak(request, *others)
 
     def _load_supported_speakers(self) -> list[str]:
         return list(_LABELS)
 
     @cached_property
-    def _builder(self) -> PromptBuilder:
+    def _builder(self) -> prompts.PromptBuilder:
         from transformers import AutoTokenizer
 
         host: Any = self
-        if host.tokenizer is None:  # it is loaded where a prompt is built, too late
+        if host.tokenizer is None:  # the host loads it with the first prompt, too late
             config = host.ctx.engine_client.model_config
-            host.tokenizer = AutoTokenizer.from_pretrained(
-                config.model, config=config.hf_config
-            )
-        return PromptBuilder(host.tokenizer)
+            read = AutoTokenizer.from_pretrained
+            host.tokenizer = read(config.model, config=config.hf_config)
+        return prompts.PromptBuilder(host.tokenizer)

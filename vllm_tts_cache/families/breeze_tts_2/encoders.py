@@ -6,27 +6,21 @@ import torch
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, CODEC_FOLDER
+from vllm_tts_cache.families.networks.qwen3_codec import frames
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
-from vllm_tts_cache.families.networks.qwen3_codec.frames import (
-    CODEC_RATE_HZ,
-    SAMPLES_PER_FRAME,
-)
-from vllm_tts_cache.speaker.reference import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders
 
 
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: Its weights or its settings are not what it needs.
+    Raises: CheckpointError if a file cannot be read, or weights or settings do not fit.
     """
     folder = model_dir / CODEC_FOLDER
     encoder = load_codec_encoder(folder, device)
     found = encoder.sample_rate_hz, encoder.samples_per_frame
-    if found != (CODEC_RATE_HZ, SAMPLES_PER_FRAME):
+    if found != (frames.CODEC_RATE_HZ, frames.SAMPLES_PER_FRAME):
         rate_hz, samples_per_frame = found
-        reason = f"a frame of it is {samples_per_frame} samples at {rate_hz} Hz"
-        raise CheckpointError(str(folder), f"{reason}; the talker takes another")
+        reason = f"its frames have {samples_per_frame} samples at {rate_hz} Hz"
+        raise CheckpointError(str(folder), f"{reason}; the talker needs other frames")
     return {CODEC: encoder}

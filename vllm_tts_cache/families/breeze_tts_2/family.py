@@ -7,11 +7,7 @@ CODEC = "codec"
 CODEC_FOLDER = "audio_tokenizer"
 
 MODEL_TYPE = "breeze"
-IN_CONTEXT = Mode(
-    name="in_context",
-    encoders=(CODEC,),
-    transcript=Transcript.REQUIRED,
-)
+IN_CONTEXT = Mode(name="in_context", encoders=(CODEC,), transcript=Transcript.REQUIRED)
 _HERE = "vllm_tts_cache.families.breeze_tts_2"
 
 FAMILY = Family(
@@ -23,7 +19,7 @@ FAMILY = Family(
     models={"BreezeForConditionalGeneration": f"{_HERE}.worker:CachedBreezeTalker"},
     adapter=f"{_HERE}.adapter:CachedBreezeTTS2Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:BreezePrompts",
+    offline_part=f"{_HERE}.prompt:BreezePrompts",
     side_files=(
         "config.json",
         f"{CODEC_FOLDER}/config.json",
@@ -31,8 +27,8 @@ FAMILY = Family(
     ),
     sample_rate_hz=24_000,
     failure_id=3,  # the talker samples 0, which goes on, and the end
-    # It does not resume, and need not: the host's scheduler for it starts a request
-    # only when all of it fits.
+    # No request has to resume: the host's scheduler for this model starts a request
+    # only when the whole request fits into the KV cache.
     official="the Qwen3 codec of qwen-tts 0.1.1",
     never_run="its talker (the text encoder needs CUDA graphs), a GPU",
 )

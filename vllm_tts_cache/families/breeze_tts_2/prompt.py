@@ -1,7 +1,7 @@
 """A clone's prompt on Breeze-TTS-2: the host's, without the waveform.
 
-It is of placeholders: what stands at them are a transcript, the reference's codes and a
-text, and the worker has all three.
+Its ids are placeholders, which the worker replaces by the transcript, the reference's
+codes and the text.
 """
 
 from functools import cached_property
@@ -9,55 +9,41 @@ from typing import Any
 
 import numpy as np
 
-from vllm_tts_cache.families.networks.prompts import Reference, refuse_tokens
-from vllm_tts_cache.families.networks.qwen3_codec.frames import (
-    CODEC_RATE_HZ,
-    SAMPLES_PER_FRAME,
-    num_codec_frames,
-)
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.qwen3_codec import frames
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
-# Where the host's conditioning is, in its additional information.
+# Keys of the host's additional_information, for its conditioning and its waveform.
 CONDITIONING = "breeze_prompt"
 WAVEFORM = "reference_waveform"
-# Round an instruction; its tokenizer may or may not call them special.
+# They enclose an instruction; a tokenizer may or may not mark them as special.
 _INSTRUCTION_TOKENS = frozenset({"<ins_bos>", "<ins_eos>"})
 
 
-def silence(clip: Reference) -> tuple[np.ndarray, int]:
-    """Return what the host takes for a clip: as many frames, and no sound in them."""
-    num_frames = num_codec_frames(clip.num_samples, clip.sample_rate_hz)
-    return np.zeros(num_frames * SAMPLES_PER_FRAME, np.float32), CODEC_RATE_HZ
+def silence(clip: prompts.Reference) -> tuple[np.ndarray, int]:
+    """Return silence of as many frames as the clip, as reference audio for the host."""
+    num_frames = frames.num_codec_frames(clip.num_samples, clip.sample_rate_hz)
+    samples = np.zeros(num_frames * frames.SAMPLES_PER_FRAME, np.float32)
+    return samples, frames.CODEC_RATE_HZ
 
 
 def by_address(prompt: dict[str, Any], ref: SpeakerRef) -> dict[str, Any]:
-    """Put the speaker in the place of the silence that the host built it with."""
+    """Replace the silence in the host's prompt by the speaker's content address."""
     information = prompt["additional_information"]
     del information[WAVEFORM]
     information[FIELD] = ref.to_wire()
     return prompt
 
 
-class PromptBuilder:
-    """Builds the prompts of batch jobs, and checks all texts.
-
-    Args:
-        tokenizer: The checkpoint's.
-    """
-
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
+class PromptBuilder(prompts.PromptBuilder):
+    """Builds the prompts of batch jobs, and checks all texts."""
 
     def clone(
-        self,
-        text: str,
-        transcript: str | None,
-        *,
-        mode: Mode,  # noqa: ARG002  there is one
-        clip: Reference,
+        self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
     ) -> dict[str, Any]:
         """Return the prompt, see `PromptAdapter`."""
+        del mode  # there is one
         from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
             build_breeze_prompt,
         )
@@ -68,17 +54,20 @@ class PromptBuilder:
         )
         return by_address(prompt, clip.ref)
 
-    def check_text(self, field: str, text: str) -> None:
-        """Refuse a control token in a text.
-
-        Raises: InvalidSpeakerError.
-        """
-        refuse_tokens(self._control_tokens, field, text)
-
     @cached_property
     def _control_tokens(self) -> list[str]:
-        """What no text may hold; its tokenizer takes milliseconds to tell."""
-        # Its vocabulary has added tokens that are none, for newlines say.
+        # Its vocabulary has added tokens that are no control tokens, such as newlines.
         added = self._tokenizer.added_tokens_decoder.values()
         special = {token.content for token in added if token.special}
         return sorted(_INSTRUCTION_TOKENS | special)
+
+
+class BreezePrompts(prompts.OfflinePrompts):
+    """Builds one checkpoint's prompts for an ``Omni`` engine."""
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        from transformers import AutoConfig, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(self._model)
+        return PromptBuilder(AutoTokenizer.from_pretrained(self._model, config=config))

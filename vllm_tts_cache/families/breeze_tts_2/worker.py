@@ -1,38 +1,40 @@
 """The Breeze-TTS-2 talker, taking its reference codes by content address."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
 from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFIX
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
-from vllm_tts_cache.families.networks.rows import checked_codes
-from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone, on_device
+from vllm_tts_cache.families.networks.prompts import checked_codes
+from vllm_tts_cache.model_executor import talker
+from vllm_tts_cache.model_executor.talker import Built
 from vllm_tts_cache.speaker.reference import FIELD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownCodes:
-    """What stands in a request where the host has a waveform.
+    """Replaces the host's waveform in a request.
 
     Attributes:
-        codes: ``(num_frames, num_codebooks)`` int64, where the talker computes.
+        codes: ``(num_frames, num_codebooks)`` int64, on the talker's device.
     """
 
-    codes: torch.Tensor
+    codes: Tensor
 
 
-class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
-    """The host's talker; only the codes of a reference are ours.
+class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneration):
+    """The host's talker with a reference's codes from stored encodings.
 
-    Two requests speak a text with guidance, one of them without the instruction. Each
-    names the speaker, and each is given the codes.
+    With guidance the host runs two requests for a text, one of them without the
+    instruction. Both name the speaker, and both get the speaker's codes.
     """
 
     tts_cache_family = FAMILY
@@ -49,9 +51,9 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
         model_intermediate_buffer: dict[str, dict[str, Any]],
         device: torch.device,
     ) -> None:
-        """Build what requests begin with as the host does, from codes that are stored.
+        """Build the states of new requests as the host does, from stored codes.
 
-        Never raises: a request that cannot begin fails alone instead.
+        A request that cannot begin fails with its other branch only, see `_fail`.
         """
         pending = {
             request_id: info
@@ -64,9 +66,7 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
                 info.update(_without_text(request_id))
             if FIELD in info:
                 info[WAVEFORM] = self._reference({**info, "request_id": request_id})
-        self._fail_in_pairs(
-            (request_id, info) for request_id, info in pending.items() if FIELD in info
-        )
+        self._fail_in_pairs({i: info for i, info in pending.items() if FIELD in info})
         try:
             self._begin(pending, device)
         finally:
@@ -92,19 +92,14 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
                     for request_id, info in pair.items():
                         self._fail({**info, "request_id": request_id}, exc)
 
-    @failing_alone
-    def preprocess(
-        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span as the host does, of what the batch has begun with."""
+    @talker.failing_alone
+    def preprocess(self, input_ids: Tensor, input_embeds: Any, **info: Any) -> Built:
+        """Build a span as the host does, from the state of `preprocess_batch`."""
         return super().preprocess(input_ids, input_embeds, **info)
 
-    def _passed_over(
-        self,
-        input_ids: torch.Tensor,
-        info: Mapping[str, Any],  # noqa: ARG002
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """A span of a failed request, whose first sampled id ends it."""
+    def _passed_over(self, input_ids: Tensor, info: Mapping[str, Any]) -> Built:
+        """Return harmless rows for a failed request; its first sampled id ends it."""
+        del info
         state = {
             "generator": torch.Generator(device=input_ids.device).manual_seed(0),
             "history": input_ids.new_empty((1, 0)),
@@ -112,8 +107,8 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
         }
         return input_ids, self.embed_input_ids(input_ids), {"breeze_state": state}
 
-    def make_omni_output(self, model_outputs: torch.Tensor, **given: Any) -> Any:
-        """As the host; no frame of a request that has failed goes on to be heard."""
+    def make_omni_output(self, model_outputs: Tensor, **given: Any) -> Any:
+        """Make the host's output without the frames of failed requests."""
         output: Any = super().make_omni_output(model_outputs, **given)
         frames = output.multimodal_outputs.get("codes", {}).get("audio", ())
         infos = given.get("model_intermediate_buffer") or ()
@@ -122,9 +117,9 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
                 frames[index] = of_request[:0]
         return output
 
-    def _fail_in_pairs(self, beginning: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Let one branch fail with the other: a lone one would end the engine."""
-        for pair in _in_pairs(dict(beginning)).values():
+    def _fail_in_pairs(self, beginning: dict[str, dict[str, Any]]) -> None:
+        """Fail both branches if one has failed: a lone branch would end the engine."""
+        for pair in _in_pairs(beginning).values():
             named = [{**info, "request_id": each} for each, info in pair.items()]
             failed = [self._has_failed(info) for info in named]
             if any(failed):
@@ -133,13 +128,13 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
                         self._fail(info, TTSCacheError("its other branch failed"))
 
     def _give_known_codes(self) -> None:
-        """Have the host's encoder pass on what is known, and encode only the rest."""
+        """Make the host's encoder return known codes as they are, and encode others."""
         encoder: Any = self.reference_encoder
         encoder.encode_batch = passing_on_known_codes(encoder.encode_batch)
 
     def _reference(self, info: Mapping[str, Any]) -> KnownCodes:
-        num_frames = info[CONDITIONING]["reference_frames"]
-        codes: torch.Tensor | None = None
+        num_frames = info[CONDITIONING].get("reference_frames", 0)
+        codes: Tensor | None = None
         if not self._has_failed(info):
             try:
                 found = self._encodings(self._speaker(info), (CODEC,))[CODEC]["codes"]
@@ -152,13 +147,13 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
         if codes is None:  # harmless: the request ends with the id that is forced
             codes = torch.zeros(num_frames, self.num_codebooks, dtype=torch.long)
         offsets: Any = self.offsets
-        return KnownCodes(on_device(codes.numpy(), offsets.device))
+        return KnownCodes(talker.on_device(codes.numpy(), offsets.device))
 
 
 def _in_pairs(
     infos: Mapping[str, dict[str, Any]],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Put the two branches of each guided request together."""
+    """Group the two branches of each guided request by its id."""
     pairs: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for request_id, info in infos.items():
         of_both: str = info["global_request_id"][0]
@@ -169,7 +164,7 @@ def _in_pairs(
 
 
 def _without_text(request_id: str) -> dict[str, Any]:
-    """What the host looks for in each request, of one that fails for want of it."""
+    """Return the fields that the host reads of a request, for one without a text."""
     return {
         CONDITIONING: {"target_ids": [0], "role": "cond", "guidance_scale": 1.0},
         "breeze_sampling": {
@@ -182,17 +177,17 @@ def _without_text(request_id: str) -> dict[str, Any]:
     }
 
 
-Encode = Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]
+Encode = Callable[[list[Tensor], list[int]], list[Tensor]]
 
 
 def passing_on_known_codes(
     encode: Encode,
-) -> Callable[[Sequence[torch.Tensor | KnownCodes], Sequence[int]], list[torch.Tensor]]:
-    """Return the host's ``encode_batch`` for a batch that has known codes in it."""
+) -> Callable[[Sequence[Tensor | KnownCodes], Sequence[int]], list[Tensor]]:
+    """Wrap the host's ``encode_batch`` for batches that may hold known codes."""
 
     def encode_batch(
-        given: Sequence[torch.Tensor | KnownCodes], frame_counts: Sequence[int]
-    ) -> list[torch.Tensor]:
+        given: Sequence[Tensor | KnownCodes], frame_counts: Sequence[int]
+    ) -> list[Tensor]:
         unknown = [
             (waveform, num_frames)
             for waveform, num_frames in zip(given, frame_counts, strict=True)
@@ -202,9 +197,7 @@ def passing_on_known_codes(
         if unknown:
             waveforms, counts = map(list, zip(*unknown, strict=True))
             encoded = iter(encode(waveforms, counts))
-        return [
-            each.codes if isinstance(each, KnownCodes) else next(encoded)
-            for each in given
-        ]
+        known = (each.codes if isinstance(each, KnownCodes) else None for each in given)
+        return [next(encoded) if codes is None else codes for codes in known]
 
     return encode_batch

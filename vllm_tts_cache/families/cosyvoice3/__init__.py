@@ -1,1 +1,1 @@
-"""CosyVoice3; what the generic parts need of it is in ``family``."""
+"""CosyVoice3; ``family`` has what the generic code needs to know."""

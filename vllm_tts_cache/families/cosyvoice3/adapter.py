@@ -8,73 +8,59 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.cosyvoice3 import CosyVoice3Adapter
 
-from vllm_tts_cache.entrypoints.serving.adapter import (
-    SHORT_CHARS,
-    CachedAdapter,
-    Speaker,
-)
+from vllm_tts_cache.entrypoints.serving import adapter
 from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
-from vllm_tts_cache.families.cosyvoice3.prompt import (
-    TEXT_IDS,
-    PromptBuilder,
-    needed_instructions,
-    texts_of,
-)
-from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.speaker.family import CLONE_MODE
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
+class CachedCosyVoice3Adapter(adapter.CachedAdapter, CosyVoice3Adapter):
     """The host's adapter; a clone's prompt names its encodings."""
 
     tts_cache_family = FAMILY
     tts_cache_needs_voice = True
-    _tokenizer: Any  # the host counts by it, and makes it at the first request
+    _tokenizer: Any  # the host counts ids by it, and loads it at the first request
 
     async def warmup(self) -> None:
         """Load the tokenizer, so that the first request does not."""
         await asyncio.to_thread(lambda: self._builder)
 
     def validate(self, request: Any) -> str | None:
-        """As every family; instructions are as long as the host lets any model's be."""
+        """Validate as all adapters do, and bound the instructions as the host does."""
         limit = self.ctx.server._max_instructions_length
         if (length := len(request.instructions or "")) > limit:
-            reason = f"give at most {limit} characters; these are {length}"
+            reason = f"they have {length} characters; give at most {limit}"
             return str(InvalidSpeakerError("instructions", reason))
         return super().validate(request)
 
     async def build(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:
-        """As every family; instructions choose the mode that follows them.
+        """Build as all adapters do; instructions choose `INSTRUCT` if no mode is named.
 
         Raises: SpeakerRequestError, ServerFaultError.
         """
         extra = request.extra_params or {}
         if (named := extra.get(CLONE_MODE)) == INSTRUCT.name:
-            needed_instructions(request.instructions)  # before a clip is fetched
+            # Refused here, before a clip is fetched.
+            prompts.needed_instructions(request.instructions)
         elif named is None and (request.instructions or "").strip():
             request.extra_params = {**extra, CLONE_MODE: INSTRUCT.name}
         return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
-    async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build a prompt of placeholder ids, as long as the worker will make it.
+    async def clone(self, speaker: adapter.Speaker) -> PreparedRequest:
+        """Build a prompt with a placeholder id for each row that the worker makes.
 
         Raises: InvalidSpeakerError.
         """
         request = speaker.request
-        texts = texts_of(
-            speaker.mode,
-            request.input,
-            transcript=request.ref_text,
-            instructions=request.instructions,
-        )
-        build = partial(
-            self._builder.clone, texts, mode=speaker.mode, clip=speaker.clip
-        )
-        is_short = len(texts.prompt) + len(texts.spoken) <= SHORT_CHARS
+        mode, clone = speaker.mode, self._builder.clone
+        given = {"transcript": request.ref_text, "instructions": request.instructions}
+        texts = prompts.texts_of(mode, request.input, **given)
+        build = partial(clone, texts, mode=mode, clip=speaker.clip)
+        is_short = len(texts.prompt) + len(texts.spoken) <= adapter.SHORT_CHARS
         prompt = build() if is_short else await self._service.texts.run(build)
         params = {FIELD: speaker.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
@@ -86,28 +72,27 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
         prompt: dict[str, Any] | None = None,
         request_id: str | None = None,
     ) -> list[Any]:
-        """As the host, by the ids of all that is said.
+        """Override as the host does, with the ids of the prompt's spoken text.
 
-        The host makes them anew of the request's text, on the event loop.
+        The host would tokenize the request's text again, on the event loop.
         """
-        _, spoken = (prompt or {})["additional_information"][TEXT_IDS]
-        self._tokenizer = _Known(spoken)
+        _, spoken = (prompt or {})["additional_information"][prompts.TEXT_IDS]
+        self._tokenizer = _KnownIds(spoken)
         host: Any = super()
-        return host.apply_sampling_overrides(
-            sampling_params_list, request, prompt, request_id
-        )
+        given = sampling_params_list, request, prompt, request_id
+        return host.apply_sampling_overrides(*given)
 
     @cached_property
-    def _builder(self) -> PromptBuilder:
+    def _builder(self) -> prompts.PromptBuilder:
         engine_client: Any = self.ctx.engine_client
         model = engine_client.model_config
-        tokenizer = load_tokenizer(model.model, model.revision, model.hf_config)
-        return PromptBuilder(tokenizer)
+        tokenizer = prompts.load_tokenizer(model.model, model.revision, model.hf_config)
+        return prompts.PromptBuilder(tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Stands for the tokenizer where the host would count the ids of a text."""
+class _KnownIds:
+    """Replaces the tokenizer where the host counts the ids of a text."""
 
     ids: list[int]
 

@@ -1,4 +1,4 @@
-"""How much is made of a clip; known without encoding it."""
+"""Counts the tokens and mel frames of a clip without encoding it."""
 
 import math
 
@@ -28,7 +28,7 @@ def num_mel_frames(num_samples: int, sample_rate_hz: int) -> int:
 
 
 def num_used_tokens(num_samples: int, sample_rate_hz: int) -> int:
-    """How many of its tokens a clip speaks with; the mel has two frames of each.
+    """Return how many tokens of a clip are used; the mel has two frames of each.
 
     The prompt's length is announced to the scheduler before the worker builds it, so
     this is exactly what `used_tokens` makes of the encodings.
@@ -40,7 +40,7 @@ def num_used_tokens(num_samples: int, sample_rate_hz: int) -> int:
 
 
 def used_tokens(num_tokens: int, num_mel_frames: int) -> int:
-    """How many tokens have both their frames.
+    """Return how many tokens have both their mel frames.
 
     Source: ``frontend_zero_shot`` of the official code.
     """
@@ -48,7 +48,7 @@ def used_tokens(num_tokens: int, num_mel_frames: int) -> int:
 
 
 def num_resampled(num_samples: int, from_hz: int, to_hz: int) -> int:
-    """How many samples torchaudio's resampler makes of so many.
+    """Return how many samples torchaudio's resampler makes of so many.
 
     It rounds the quotient to float32 before it rounds it up.
     """

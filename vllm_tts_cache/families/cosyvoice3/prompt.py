@@ -1,27 +1,31 @@
-"""A clone's prompt on CosyVoice3: as many placeholder ids as the worker makes rows.
+"""A clone's prompt on CosyVoice3: a placeholder id for each row that the worker makes.
 
-The talker reads ``[start] [texts] [turn] [codes]``: the prompt's text and what is to be
-said, then, in a zero-shot clone, the reference's speech tokens. Ids of texts and codes
-are numbers of two tables and mean nothing beside one another, so the placeholders stand
-for both. What they are made of travels beside them: the ids of either text, the name
-of the mode, and whose reference it is.
+The talker reads ``[start] [texts] [turn] [codes]``: the prompt's text and the text to
+speak, then, in a zero-shot clone, the reference's speech tokens. Ids of texts and of
+codes index two different tables, so placeholders stand for both. The worker makes the
+rows from the additional information: the ids of either text, the name of the mode, and
+the reference's content address.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, ZERO_SHOT
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
-from vllm_tts_cache.families.networks.prompts import MODE, Reference, engine_prompt
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.prompts import MODE, Prompt, Reference
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD
 
 TEXT_IDS = "tts_cache_text_ids"
 
-# The model was trained on prompts that hold this mark, once: what stands before it is
-# no transcript. The official code ends a request without it.
+# The model was trained on prompts that hold this mark, once: the text before it is no
+# transcript. The official code fails a request without it.
 END_OF_PROMPT = "<|endofprompt|>"
 SYSTEM = "You are a helpful assistant."
 
@@ -32,7 +36,7 @@ _PLACEHOLDER = 1
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What the talker reads: the prompt's text, then what it is to say."""
+    """The texts that the talker reads: the prompt's, then the one to speak."""
 
     prompt: str
     spoken: str
@@ -43,9 +47,9 @@ def texts_of(
 ) -> Texts:
     """Return both texts, with the mark where the official examples have it.
 
-    A text that has the mark already is taken as it is.
+    A text that has the mark already is returned unchanged.
 
-    Raises: InvalidSpeakerError if the mode has no instructions and needs some.
+    Raises: InvalidSpeakerError if the mode needs instructions and there are none.
 
     Source: ``example.py`` of the official code, and ``frontend_*`` of its front end.
     """
@@ -53,23 +57,48 @@ def texts_of(
         return Texts("", _marked(text, f"{SYSTEM}{END_OF_PROMPT}{{}}"))
     if mode is ZERO_SHOT:
         return Texts(_marked(transcript or "", f"{SYSTEM}{END_OF_PROMPT}{{}}"), text)
-    told = needed_instructions(instructions)
-    return Texts(_marked(told, f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
+    needed = needed_instructions(instructions)
+    return Texts(_marked(needed, f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
 
 
 def needed_instructions(instructions: str | None) -> str:
-    """Return the instructions of a mode that needs some.
+    """Return the instructions for a mode that needs some.
 
     Raises: InvalidSpeakerError if there are none.
     """
     if instructions is None or not instructions.strip():
-        reason = "say how to speak, as this mode does; or leave the mode out"
+        reason = "this mode needs them: say how to speak, or leave the mode out"
         raise InvalidSpeakerError("instructions", reason)
     return instructions
 
 
 def _marked(text: str, template: str) -> str:
     return text if END_OF_PROMPT in text else template.format(text)
+
+
+_FILES = ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+
+
+def load_tokenizer(model: str, revision: str | None, config: Any) -> Any:
+    """Return the host's tokenizer of a checkpoint.
+
+    Args:
+        model: Its folder, or a Hugging Face id.
+        revision: Revision of the id.
+        config: The host's config of the checkpoint, which names the tokenizer's folder.
+
+    Raises: CheckpointError that says what to download.
+    """
+    from vllm_omni.model_executor.models.cosyvoice3.tokenizer import get_qwen_tokenizer
+
+    folder = str(config.qwen_pretrain_path)
+    needed = [f"{folder}/{name}" for name in _FILES]
+    model_dir = checkpoint_dir(model, revision, side_files=needed)
+    return get_qwen_tokenizer(
+        token_path=str(model_dir / folder),
+        skip_special_tokens=config.skip_special_tokens,
+        version=config.version,
+    )
 
 
 class PromptBuilder:
@@ -85,10 +114,10 @@ class PromptBuilder:
         num_tokens = num_used_tokens(clip.num_samples, clip.sample_rate_hz)
         length = count_positions(mode, num_ids=num_ids, num_tokens=num_tokens)
         information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [*ids]}
-        return engine_prompt([_PLACEHOLDER] * length, information)
+        return prompts.engine_prompt([_PLACEHOLDER] * length, information)
 
     def _ids(self, text: str) -> list[int]:
-        # The tokenizer makes nothing of nothing, in a type of its own.
+        # The tokenizer makes a tensor of floats of an empty text.
         return self._tokenizer.encode(text) if text else []
 
 
@@ -96,29 +125,51 @@ def count_positions(mode: Mode, *, num_ids: int, num_tokens: int) -> int:
     """Return the length of a prompt; the worker has to make as many rows.
 
     Args:
-        mode: How it is cloned.
-        num_ids: Of both texts.
-        num_tokens: Of the reference that are used.
+        mode: The clone's mode.
+        num_ids: Ids of both texts.
+        num_tokens: Speech tokens of the reference that are used.
     """
-    return NUM_MARKS + num_ids + (num_tokens if tells_codes(mode) else 0)
+    return NUM_MARKS + num_ids + (num_tokens if has_codes(mode) else 0)
 
 
-def tells_codes(mode: Mode) -> bool:
-    """Whether the talker reads the reference's speech tokens."""
+def has_codes(mode: Mode) -> bool:
+    """Tell whether the talker reads the reference's speech tokens."""
     return mode is ZERO_SHOT
 
 
 def ids_of_request(info: Mapping[str, Any], vocab_size: int) -> Sequence[int]:
     """Read both texts' ids out of a request's additional information, in their order.
 
-    Raises: TTSCacheError if they are not there, or are none of the model's.
+    Raises: TTSCacheError if they are missing, or one is outside of the vocabulary.
     """
     match info.get(TEXT_IDS):
         case [[*prompt], [*spoken]] if all(isinstance(i, int) for i in prompt + spoken):
             ids = prompt + spoken
         case other:
-            raise TTSCacheError(f"{TEXT_IDS} holds no ids but {other!r:.60}")
+            raise TTSCacheError(f"{TEXT_IDS} is not two lists of ids: {other!r:.60}")
     if not ids or min(ids) < 0 or max(ids) >= vocab_size:
         # On a GPU an index out of range would end the process.
-        raise TTSCacheError("an id of its texts is none of the model's")
+        raise TTSCacheError("one of its text ids is outside of the vocabulary")
     return ids
+
+
+class CosyVoice3Prompts(prompts.OfflinePrompts):
+    """Builds one checkpoint's prompts for an ``Omni`` engine.
+
+    They do not limit the length of a speech: give ``max_tokens`` and ``min_tokens`` in
+    the sampling parameters, 20 and 2 a token of text in the official code.
+    """
+
+    def prompt(self, speaker: PreparedSpeaker, text: str, _language: str) -> Prompt:
+        """Return the prompt that speaks ``text``; ``_language`` is not used."""
+        mode, transcript = speaker.mode, speaker.ref_text
+        texts = texts_of(mode, text, transcript=transcript, instructions=None)
+        return self._builder.clone(texts, mode=mode, clip=speaker)
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
+
+        # The host's defaults; the checkpoint's config is not read.
+        tokenizer = load_tokenizer(self._model, None, CosyVoice3Config())
+        return PromptBuilder(tokenizer)

@@ -1,1 +1,1 @@
-"""Fish Speech S2 Pro; what the generic parts need of it is in ``family``."""
+"""Fish Speech S2 Pro; ``family`` has what the generic code needs to know."""

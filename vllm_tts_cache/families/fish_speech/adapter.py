@@ -14,7 +14,7 @@ from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder, VoicePart
 from vllm_tts_cache.families.networks.adapter import PromptAdapter
 from vllm_tts_cache.speaker.reference import EncodingNeed
 
-# All texts without a voice share the KV of the system turn that they begin with.
+# Salt of all texts without a voice, which share the KV of their system turn.
 _NO_VOICE = "fish_speech without a voice"
 
 
@@ -23,16 +23,12 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
 
     tts_cache_family = FAMILY
 
-    async def speak(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
-        """As the host, under a salt that all texts without a voice share.
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Build as the host, with a salt that all texts without a voice share.
 
         Raises: InvalidSpeakerError.
         """
-        prepared = await super().speak(
-            request, sampling_params_list, has_inline_ref_audio
-        )
+        prepared = await super().speak(request, *others)
         prepared.prompt["cache_salt"] = _NO_VOICE
         return prepared
 
@@ -52,16 +48,13 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
         (key,) = await self._service.encodings.keys(need)
 
         async def build() -> VoicePart:
-            encoding = await self._service.encodings.encoding(key)
-            codes = encoding["codes"]
-            return await self._service.texts.run(
-                self._builder.voice, ref_text, key, codes, num_clips
-            )
+            codes = (await self._service.encodings.encoding(key))["codes"]
+            given = ref_text, key, codes, num_clips
+            return await self._service.texts.run(self._builder.voice, *given)
 
-        transcript = hashlib.sha256(ref_text.encode()).digest()
-        return await self._service.prompts.get_or_build(
-            (key, transcript), ref.audio_sha256, build
-        )
+        where = key, hashlib.sha256(ref_text.encode()).digest()
+        get = self._service.prompts.get_or_build
+        return await get(where, ref.audio_sha256, build)
 
     @cached_property
     def _builder(self) -> PromptBuilder:

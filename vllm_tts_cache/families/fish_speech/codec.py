@@ -1,29 +1,25 @@
-"""The DAC in its released structure, and in smaller sizes for tests."""
+"""The whole DAC or one half of it, in its released sizes or smaller ones for tests."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vllm_omni.model_executor.models.fish_speech.dac_modules import (
-    DAC,
-    DownsampleResidualVectorQuantize,
-    ModelArgs,
-    WindowLimitedTransformer,
-)
-from vllm_omni.model_executor.models.fish_speech.dac_utils import (
-    DAC_HOP_LENGTH,
-    DAC_NUM_CODEBOOKS,
-    DAC_SAMPLE_RATE,
-    build_dac_codec,
-)
+import torch
+from torch import Tensor, nn
+from vllm_omni.model_executor.models.fish_speech import dac_modules, dac_utils
+from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC, transformer
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
+from vllm_tts_cache.families.networks.dac.encoder import in_the_spelling_of
+from vllm_tts_cache.speaker.checkpoint import assign_float32, pick_tensors
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
-SAMPLE_RATE_HZ = DAC_SAMPLE_RATE
-SAMPLES_PER_FRAME = DAC_HOP_LENGTH
-NUM_CODEBOOKS = DAC_NUM_CODEBOOKS
+SAMPLE_RATE_HZ = dac_utils.DAC_SAMPLE_RATE
+SAMPLES_PER_FRAME = dac_utils.DAC_HOP_LENGTH
+NUM_CODEBOOKS = dac_utils.DAC_NUM_CODEBOOKS
 
 _HEAD_DIM = 64
 _ATTENTION: dict[str, Any] = {
@@ -36,33 +32,18 @@ _ATTENTION: dict[str, Any] = {
     "channels_first": True,
 }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodecSizes:
-    """Widths and depths; the defaults are the released ones.
-
-    Attributes:
-        encoder_dim: Width of the first convolution, a multiple of 4; the latents are
-            16 times as wide.
-        decoder_dim: Width of the decoder's first convolution, a multiple of 16.
-        quantizer_layers: Of each transformer around the quantizer.
-        encoder_layers: Of the transformer that ends the encoder.
-    """
-
-    encoder_dim: int = 64
-    decoder_dim: int = 1536
-    quantizer_layers: int = 8
-    encoder_layers: int = 4
-
-
-RELEASED = CodecSizes()
+_ROTARY, _MASK = "freqs_cis", "causal_mask"
+# Half -> the parts that it does not need.
+_LEFT_OUT = {
+    "encoding": ("decoder", "quantizer.post_module", "quantizer.upsample"),
+    "decoding": ("encoder", "quantizer.pre_module", "quantizer.downsample"),
+}
 
 
 def read_sizes(model_dir: Path) -> CodecSizes:
-    """What ``codec.json`` says; without it, as for any released model, its sizes.
+    """Read ``codec.json``; a released model has no such file, and gets `RELEASED`.
 
-    Raises:
-        CheckpointError: The file cannot be read, or says something else.
+    Raises: CheckpointError if the file cannot be read, or a field or a value is wrong.
     """
     path = model_dir / "codec.json"
     if not path.exists():
@@ -76,23 +57,23 @@ def read_sizes(model_dir: Path) -> CodecSizes:
     ):
         raise CheckpointError(
             str(path),
-            f"expected positive integers under {', '.join(names)}; the first a "
-            "multiple of 4, the second of 16",
+            f"expected positive integers under {', '.join(names)}; encoder_dim must be "
+            "a multiple of 4, decoder_dim of 16",
         )
     return CodecSizes(**given)
 
 
 def build_codec(sizes: CodecSizes) -> DAC:
-    """The whole codec, encoder and decoder, its weights not yet loaded."""
+    """Build the whole codec, encoder and decoder, without loading weights."""
     if sizes != RELEASED:
         return build_sized_codec(sizes)
-    codec = build_dac_codec()
-    assert isinstance(codec, DAC)  # the host's annotation says less
+    codec = dac_utils.build_dac_codec()
+    assert isinstance(codec, DAC)  # the host annotates a wider type
     return codec
 
 
 def build_sized_codec(sizes: CodecSizes) -> DAC:
-    """The codec with the released structure, rates, windows and codebooks."""
+    """Build a codec with the released structure, rates, windows and codebooks."""
     return DAC(
         encoder_dim=sizes.encoder_dim,
         encoder_rates=[2, 4, 8, 8],
@@ -103,13 +84,15 @@ def build_sized_codec(sizes: CodecSizes) -> DAC:
         causal=True,
         encoder_transformer_layers=[0, 0, 0, sizes.encoder_layers],
         decoder_transformer_layers=[4, 0, 0, 0],
-        transformer_general_config=partial(ModelArgs, block_size=16_384, **_ATTENTION),
+        transformer_general_config=partial(
+            dac_modules.ModelArgs, block_size=16_384, **_ATTENTION
+        ),
     )
 
 
-def _quantizer(sizes: CodecSizes) -> DownsampleResidualVectorQuantize:
-    width = 16 * sizes.encoder_dim
-    attention = ModelArgs(
+def _quantizer(sizes: CodecSizes) -> dac_modules.DownsampleResidualVectorQuantize:
+    width = sizes.latent_dim
+    attention = dac_modules.ModelArgs(
         block_size=4_096,
         n_layer=sizes.quantizer_layers,
         n_head=width // _HEAD_DIM,
@@ -118,19 +101,75 @@ def _quantizer(sizes: CodecSizes) -> DownsampleResidualVectorQuantize:
         **_ATTENTION,
     )
 
-    def transformer() -> WindowLimitedTransformer:
-        return WindowLimitedTransformer(
+    def window() -> dac_modules.WindowLimitedTransformer:
+        return dac_modules.WindowLimitedTransformer(
             causal=True, window_size=128, input_dim=width, config=attention
         )
 
-    return DownsampleResidualVectorQuantize(
+    return dac_modules.DownsampleResidualVectorQuantize(
         input_dim=width,
         n_codebooks=NUM_CODEBOOKS - 1,
         codebook_size=1_024,
         codebook_dim=8,
         quantizer_dropout=0.0,
         downsample_factor=(2, 2),  # pyright: ignore[reportArgumentType]
-        post_module=transformer(),
-        pre_module=transformer(),
+        post_module=window(),
+        pre_module=window(),
         semantic_codebook_size=4_096,
     )
+
+
+def build_half(
+    half: Literal["encoding", "decoding"],
+    sizes: CodecSizes,
+    state: Mapping[str, Tensor],
+    *,
+    path: str,
+) -> tuple[DAC, dict[str, Tensor]]:
+    """Return a half in float32 on the CPU, and its tensors as in the file.
+
+    The whole codec is built, and the whole file checked against it. The codec is built
+    on the meta device, because on another one the constructor draws random weights and
+    fills 300 MB of masks that are never used.
+
+    Raises: CheckpointError if a tensor of the codec is missing or of another shape.
+    """
+    with torch.device("meta"):
+        codec = build_codec(sizes)
+    whole = codec.state_dict()
+    state = in_the_spelling_of(whole, state)
+    # The other half is checked too, so that a truncated file is refused.
+    pick_tensors(_stored(whole), _stored(state), path=path)
+    for name in _LEFT_OUT[half]:
+        owner, _, part = name.rpartition(".")
+        delattr(codec.get_submodule(owner), part)
+    rotary = _take_computed_buffers(codec, state)
+    weights = {name: state[name] for name in _stored(codec.state_dict())} | rotary
+    assign_float32(codec, weights, path=path)
+    return codec, weights
+
+
+def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the tensors that the constructor computes: a file may have them."""
+    return {n: t for n, t in tensors.items() if not n.endswith((_ROTARY, _MASK))}
+
+
+def _take_computed_buffers(
+    codec: nn.Module, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Delete the masks; return the rotary frequencies by their full names.
+
+    The frequencies are rounded to bfloat16 as in the host's buffer, even if they come
+    from the file: another rounding would give other codes.
+    """
+    rotary: dict[str, Tensor] = {}
+    for owner, module in codec.named_modules():
+        if isinstance(module, transformer.Transformer):
+            del module.causal_mask  # the window's mask is always used instead
+            name, config = f"{owner}.{_ROTARY}", module.config
+            with torch.device("cpu"):
+                computed = transformer.precompute_freqs_cis(
+                    config.block_size, config.head_dim, int(config.rope_base)
+                )
+            rotary[name] = state.get(name, computed).to(computed.dtype)
+    return rotary

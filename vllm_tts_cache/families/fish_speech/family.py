@@ -5,7 +5,7 @@ from vllm_tts_cache.speaker.checkpoint_dir import config_says
 from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 CODEC = "codec"
-# Its official code takes any number. All of a voice's clips last 30 s at most, and a
+# The official code takes any number. A voice's clips last 30 s at most together, and a
 # recording of less than 3 s is worth little as a reference.
 MAX_CLIPS = 10
 
@@ -33,7 +33,7 @@ FAMILY = Family(
     waits_for_outputs_of="fish_qwen3_omni",
     adapter=f"{_HERE}.adapter:CachedFishSpeechAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:FishSpeechPrompts",
+    offline_part=f"{_HERE}.prompt:FishSpeechPrompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=stage_configs.FOLDER / "fish_speech_cpu.yaml",
     side_files=("config.json", "codec.pth"),

@@ -1,30 +1,31 @@
 """The prompt of an in-context clone: real token ids, and a salt that names the voice.
 
-Requests that speak other texts with one voice begin with the same ids under the same
-salt, so the host's prefix cache keeps one KV prefix for all of them. The ids hold only
-the semantic codes; the residual ones are told apart by the salt.
+All texts of one voice begin with the same ids under the same salt, so the host's prefix
+cache keeps one KV prefix for all of them. The ids hold only the semantic codes; the
+salt distinguishes the residual ones.
+
+Texts are checked by the host's rules, in one pass: its own expression for a control
+token tries every ``<|`` to the end of the text, so 200 KB of them keep it busy for half
+a minute.
 """
 
 import hashlib
 import json
+import re
 import sys
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
-    build_fish_voice_clone_prompt_ids,
-)
+from vllm_omni.model_executor.models.fish_speech import prompt_utils as host
 
-from vllm_tts_cache.families.fish_speech.text import (
-    checked_text,
-    normalised,
-    transcript,
-)
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.prompts import engine_prompt
-from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.fish_speech.family import CODEC
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 _AUDIO_START = "<|audio_start|>"
@@ -33,60 +34,71 @@ _ANY_TEXT = "a"
 # and the entry of an ordered dict.
 _NUM_OBJECT_BYTES = 700
 
+# Over an hour of speech in any language: more than the model has positions for.
+MAX_CHARS = 65_536
+# The most ``<|`` that begin no token: the host searches each text by its own expression
+# once more, and for each of these it may read the text to its end.
+MAX_LOOSE_OPENINGS = 16
+
+_OPENING = "<|"
+_LEGACY_SPEAKER = re.compile(r"<speaker:(\d+)>")
+_SPEAKER = re.compile(r"<\|speaker:\d+\|>")
+_ALLOWED = re.compile(r"<\|(?:speaker:\d+|phoneme_start|phoneme_end)\|>")
+_MAX_NAMED, _MAX_NAME_CHARS = 4, 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClonePrompt:
-    """What the engine is given.
+    """A clone's prompt.
 
     Attributes:
-        token_ids: Of text and semantic codes.
+        token_ids: Ids of text and semantic codes.
         reference: Where the codes stand among them.
         salt: Equal for all texts of one voice, different for any other voice.
     """
 
     token_ids: list[int]
-    reference: ReferenceRows
+    reference: prompts.ReferenceRows
     salt: str
 
     def to_engine(self, ref: SpeakerRef) -> dict[str, Any]:
-        """Return the host's prompt; ``ref`` says whose codes stand in it."""
-        information = {FIELD: ref.to_wire(), rows.FIELD: self.reference.to_wire()}
-        return engine_prompt(self.token_ids, information, self.salt)
+        """Return the host's prompt, whose codes are those of ``ref``."""
+        return prompts.prompt_with_rows(self.token_ids, ref, self.reference, self.salt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VoicePart:
-    """All of a voice's prompts but their text.
+    """The part that all prompts of a voice share: all but the text.
 
     Attributes:
         before: Token ids that stand before the text, the codes among them.
-        after: Those behind it.
+        after: Token ids that follow the text.
         reference: Where the codes stand.
-        salt: As of `ClonePrompt`.
+        salt: As in `ClonePrompt`.
     """
 
     before: "array[int]"
     after: "array[int]"
-    reference: ReferenceRows
+    reference: prompts.ReferenceRows
     salt: str
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, with its key and its place in a cache."""
+        """Memory that the part takes, with its key and its entry in a cache."""
         parts = (self.before, self.after, self.salt)
         return _NUM_OBJECT_BYTES + sum(map(sys.getsizeof, parts))
 
 
 def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
-    """Return what names a voice: its encoding, and its transcript in any spelling.
+    """Return a voice's salt, a digest of its encoding's key and its transcript.
 
-    It reads the whole transcript, so it is called once for each `VoicePart`, from
-    which requests take the salt.
+    It reads the whole transcript, so it is called once for each `VoicePart`; requests
+    take the salt from there.
 
     Args:
-        key: Of the encoding.
-        ref_text: The transcript; ``checked_text`` has let it pass.
-        num_clips: Of the audio.
+        key: Key of the encoding.
+        ref_text: The transcript, checked by ``checked_text``.
+        num_clips: Number of clips in the audio.
     """
     spoken = transcript(ref_text, num_clips)
     named = [key.audio_sha256, key.encoder_fingerprint, spoken]
@@ -116,11 +128,11 @@ class PromptBuilder:
         """Build the prompt that speaks ``text`` as the reference does.
 
         Args:
-            text: What to say; ``checked_text`` has let it pass.
-            ref_text: What the reference says; likewise.
-            key: Of the encoding that ``codes`` is of.
+            text: What to say, checked by ``checked_text``.
+            ref_text: What the reference says, checked by ``checked_text``.
+            key: Key of the encoding that has ``codes``.
             codes: ``(num_frames, 10)``, the semantic codebook first.
-            num_clips: Of which they are; ``ref_text`` has a line for each.
+            num_clips: Number of clips; if several, ``ref_text`` has a line for each.
         """
         return self.speak(self.voice(ref_text, key, codes, num_clips), text)
 
@@ -129,45 +141,153 @@ class PromptBuilder:
     ) -> VoicePart:
         """Build what all of a voice's prompts have in common; arguments as `clone`.
 
-        It takes milliseconds, so it runs off the event loop, once per voice and not per
-        request: the adapter keeps the part.
+        It takes milliseconds, so the adapter calls it off the event loop, and keeps the
+        part for all requests of the voice.
         """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
-        # The host names one speaker where nobody is named; here somebody is.
+        # With a speaker tag, so that the host does not add one.
         spoken = transcript(ref_text, num_clips)
         without_text = self._host_ids("", spoken, semantic)
         with_text = self._host_ids(_ANY_TEXT, spoken, semantic)
-        # The host puts ids together part by part, so this is where a text stands; what
-        # follows is a control token, which no text begins with.
+        # The host joins the ids of parts, so the first difference is where a text
+        # stands: a control token follows it, with which no text begins.
         pairs = enumerate(zip(without_text, with_text, strict=False))
         at = next(i for i, (one, other) in pairs if one != other)
-        # The first one: no text holds this token, `checked_text` sees to that.
+        # The first one: `checked_text` refuses texts that hold this token.
         audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
         start = without_text.index(audio_start) + 1
         return VoicePart(
             before=array("i", without_text[:at]),
             after=array("i", without_text[at:]),
-            reference=ReferenceRows.behind(without_text[:start], len(semantic)),
+            reference=prompts.ReferenceRows.behind(without_text[:start], len(semantic)),
             salt=salt_of(key, ref_text, num_clips),
         )
 
     def speak(self, voice: VoicePart, text: str) -> ClonePrompt:
-        """Put a text between; ``checked_text`` has let it pass."""
+        """Build the prompt of a text, which ``checked_text`` has checked."""
         text_ids = self.tokenizer.encode(normalised(text), add_special_tokens=False)
-        return ClonePrompt(
-            token_ids=[*voice.before, *text_ids, *voice.after],
-            reference=voice.reference,
-            salt=voice.salt,
-        )
+        ids = [*voice.before, *text_ids, *voice.after]
+        return ClonePrompt(token_ids=ids, reference=voice.reference, salt=voice.salt)
 
     def check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
         checked_text(field, text)
 
     def _host_ids(self, text: str, ref_text: str, semantic: list[int]) -> list[int]:
-        return build_fish_voice_clone_prompt_ids(
-            self.tokenizer, text, ref_text, semantic
-        )[0]
+        build = host.build_fish_voice_clone_prompt_ids
+        return build(self.tokenizer, text, ref_text, semantic)[0]
+
+
+class FishSpeechPrompts(prompts.OfflinePrompts):
+    """Builds one checkpoint's prompts for an ``Omni`` engine."""
+
+    def _clone(self, speaker: PreparedSpeaker, text: str) -> dict[str, Any]:
+        assert speaker.ref_text is not None  # `prepare` has refused it
+        key, encoding = self._encoding(speaker.ref, CODEC)
+        built = self._builder.clone(text, speaker.ref_text, key, encoding["codes"])
+        return built.to_engine(speaker.ref)
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        from transformers import AutoTokenizer
+        from vllm_omni.model_executor.models.fish_speech.configuration_fish_speech import (  # noqa: E501
+            FishSpeechConfig,
+        )
+
+        config = FishSpeechConfig(**self._config)
+        return PromptBuilder(
+            tokenizer=AutoTokenizer.from_pretrained(self._model),
+            first_semantic_id=int(config.semantic_start_token_id),
+        )
+
+
+def checked_text(field: str, text: str) -> str:
+    """Return the text as the model takes it, its speaker tags in the model's spelling.
+
+    The time grows with the text: 0.1 ms for the longest one, 30 ms if that is tags
+    only. So an event loop leaves long texts to a thread.
+
+    Args:
+        field: The request's field, for the message.
+        text: What the client sent.
+
+    Raises:
+        InvalidSpeakerError: The text is too long, or holds a control token that would
+            end or forge a turn; the message names the token.
+    """
+    if len(text) > MAX_CHARS:
+        reason = f"it has {len(text)} characters, at most {MAX_CHARS} are allowed"
+        raise InvalidSpeakerError(field, reason)
+    spoken = normalised(text)
+    tokens, num_loose = control_tokens(spoken)
+    if refused := sorted({token for token in tokens if not _ALLOWED.fullmatch(token)}):
+        reason = f"it contains unsupported control token(s): {_named(refused)}"
+        raise InvalidSpeakerError(field, reason)
+    if num_loose > MAX_LOOSE_OPENINGS:
+        reason = (
+            f"it contains {num_loose} times {_OPENING!r} that begins no tag, at most "
+            f"{MAX_LOOSE_OPENINGS} are allowed"
+        )
+        raise InvalidSpeakerError(field, reason)
+    return spoken
+
+
+def normalised(text: str) -> str:
+    """Return the text with its speaker tags in the model's spelling; checks nothing."""
+    return _LEGACY_SPEAKER.sub(r"<|speaker:\1|>", text)
+
+
+def transcript(ref_text: str, num_clips: int = 1) -> str:
+    """Return a reference's transcript as the model reads it, with a speaker tag.
+
+    Source: ``generate_long`` of fish-speech, which numbers clips as it does speakers.
+
+    Args:
+        ref_text: Checked by ``checked_text``; of several clips, with a line for each.
+        num_clips: Number of clips; the part of each gets a tag if it has none.
+    """
+    spoken = normalised(ref_text)
+    lines = [spoken] if num_clips == 1 else spoken.split("\n")
+    return "\n".join(
+        line if _SPEAKER.search(line) else f"<|speaker:{index}|>{line}"
+        for index, line in enumerate(lines)
+    )
+
+
+def control_tokens(text: str) -> tuple[list[str], int]:
+    """Find what the host takes for control tokens: ``<|``, then no ``>`` until ``|>``.
+
+    Returns:
+        The tokens, in order, and the number of ``<|`` that begin none.
+    """
+    tokens: list[str] = []
+    num_loose = 0
+    for start, end in _spans(text):
+        # At least one character stands between the bars.
+        if end - start > len("<||>") and text.endswith("|>", start, end):
+            tokens.append(text[start:end])
+        else:
+            num_loose += text.count(_OPENING, start, end)
+    return tokens, num_loose
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans from a ``<|`` through the next ``>``; each begins after the last.
+
+    Further openings in a span share its end, so if the first begins no token, none of
+    them does, and no character is read twice.
+    """
+    end = 0
+    while (start := text.find(_OPENING, end)) >= 0:
+        closing = text.find(">", start + len(_OPENING))
+        end = len(text) if closing < 0 else closing + 1
+        yield start, end
+
+
+def _named(tokens: list[str]) -> str:
+    shown = [
+        token if len(token) <= _MAX_NAME_CHARS else f"{token[:_MAX_NAME_CHARS]}..."
+        for token in tokens[:_MAX_NAMED]
+    ]
+    num_more = len(tokens) - len(shown)
+    return ", ".join(shown) + (f" and {num_more} more" if num_more else "")

@@ -1,9 +1,9 @@
-"""What each running request has spoken, so that it can go on after a preemption.
+"""The codes that each running request has spoken, to resume after a preemption.
 
-vLLM keeps a preempted request's tokens and computes their KV anew. A position that was
-sampled is more than its token: the residual codes of its frame are in its row as well,
-and the host forgets those. Here they stay until the request ends: 40 bytes a frame, so
-0.6 MB of main memory where a request has spoken 16,384 of them.
+vLLM keeps a preempted request's tokens and computes their KV again. But the row of a
+sampled position holds the residual codes of its frame as well as its token, and the
+host drops these codes. `SpokenFrames` keeps them until the request ends: 40 bytes a
+frame, so 0.6 MB of main memory for a request that has spoken 16,384 frames.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,8 @@ _FIRST_CAPACITY = 256
 class SpokenFrames:
     """The codes of every frame of every live request, by position.
 
-    A frame's codes are made behind `preprocess`, which sees them when it is called for
-    that request again. So `will_speak` announces a position, and the next `saw` brings
-    what came of it.
+    The host makes a frame's codes after `preprocess`, which gets them in the request's
+    next step. So `will_speak` announces a position, and the next `saw` has its codes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class SpokenFrames:
         return request_id in self._requests
 
     def will_speak(self, request_id: str, position: int) -> None:
-        """Take note that the codes of this position are made in this step."""
+        """Note that the host makes the codes of this position in this step."""
         if (spoken := self._requests.get(request_id)) is None:
             spoken = self._requests[request_id] = _Spoken(first=position)
         spoken.awaited = position
@@ -44,8 +43,8 @@ class SpokenFrames:
         """Keep the codes of the position that was announced last, if one was.
 
         Args:
-            request_id: As it was announced.
-            codes: ``(1, num_codebooks)``: what the runner has of its last step.
+            request_id: The request that `will_speak` was given.
+            codes: ``(1, num_codebooks)`` of the request's last step; None without one.
         """
         spoken = self._requests.get(request_id)
         if spoken is None or spoken.awaited is None or codes is None:
@@ -54,12 +53,12 @@ class SpokenFrames:
         spoken.awaited = None
 
     def between(self, request_id: str, begin: int, end: int) -> Array | None:
-        """``(end - begin, num_codebooks)``; None if some of it was not seen."""
+        """Return ``(end - begin, num_codebooks)``; None if a frame is missing."""
         spoken = self._requests.get(request_id)
         return None if spoken is None else spoken.between(begin, end)
 
     def delete(self, request_ids: Iterable[str]) -> None:
-        """Delete what requests have spoken that have ended."""
+        """Delete the codes of requests that have ended."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 
@@ -72,9 +71,9 @@ class _Spoken:
     codes: Array | None = None
 
     def put(self, position: int, frame: Array) -> None:
-        """Keep a frame; what was behind it was spoken in vain."""
+        """Keep a frame; drop frames after it, which the host speaks once more."""
         index = position - self.first
-        if not 0 <= index <= self.num_frames:  # a gap: what is before it is no use
+        if not 0 <= index <= self.num_frames:  # a gap: earlier frames cannot be used
             self.first, index = position, 0
         if self.codes is None:
             self.codes = np.zeros((_FIRST_CAPACITY, len(frame)), np.int32)
@@ -84,8 +83,7 @@ class _Spoken:
         self.num_frames = index + 1
 
     def between(self, begin: int, end: int) -> Array | None:
-        if self.codes is None or not (
-            self.first <= begin <= end <= self.first + self.num_frames
-        ):
+        last = self.first + self.num_frames
+        if self.codes is None or not self.first <= begin <= end <= last:
             return None
         return self.codes[begin - self.first : end - self.first]

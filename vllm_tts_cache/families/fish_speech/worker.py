@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 
 from vllm_tts_cache.errors import TTSCacheError
@@ -13,46 +14,44 @@ from vllm_tts_cache.families.fish_speech.family import FAMILY
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
 from vllm_tts_cache.families.networks.dac.talker import SlowAR, begin_of
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
-from vllm_tts_cache.model_executor.talker import failing_alone
+from vllm_tts_cache.model_executor.talker import Built, failing_alone
 
-# Of a request whose waveform is to be encoded by the host; our adapter sends none.
+# The host's key of a clone whose waveform it encodes itself; our adapter sends none.
 _HOSTS_OWN_CLONE = "fish_structured_voice_clone"
 
 
 class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGeneration):
-    """The host's slow AR; only the rows that a prefill starts from are ours.
+    """The host's slow AR with prefill rows from stored codes.
 
-    What a request speaks is kept: after a preemption its rows are wanted again.
+    It keeps the codes that a request speaks, to build their rows after a preemption.
     """
 
     tts_cache_family = FAMILY
 
-    # With prefix caching on, the host keeps outputs per token beside the KV, to hand
-    # out a whole prompt's after a hit. The hidden states are read at the last token
-    # only, which no hit covers, so it need not copy them to the CPU in every step ...
+    # With prefix caching on, the host keeps outputs per token beside the KV, to return
+    # a whole prompt's after a hit. The hidden states are read at the last token only,
+    # which no hit covers, so the host need not copy them to the CPU in every step ...
     requires_full_prefix_cached_hidden_states = False
-    # ... nor send them to stage 1, which takes codes and nothing else.
+    # ... nor send them to stage 1, which reads only codes.
     omni_pooler_payload_include_hidden = False
-    # The codes it needs after a hit only, so they may wait until the request ends.
+    # The host reads codes only after a hit, so it may copy them at the request's end.
     deferred_prefix_cache_mm_keys = frozenset({"audio_codes"})
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._spoken = SpokenFrames()
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """As every talker; the host loads no encoder of its own."""
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load as every talker, but keep the host from loading its own encoder."""
         with _without_the_hosts_encoder():
             return super().load_weights(weights)
 
     @failing_alone
-    def preprocess(
-        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span of a prefill; decoding is the host's."""
+    def preprocess(self, input_ids: Tensor, input_embeds: Any, **info: Any) -> Built:
+        """Build a span of a prefill; the host builds the rows of decode steps."""
         self._spoken.saw(request_id_of(info), (info.get("codes") or {}).get("audio"))
-        # Not by the span's length alone: the last chunk of a prefill may be one token,
-        # and what was spoken before a preemption comes as several that are no prompt.
+        # The span's length alone does not tell: the last chunk of a prefill may be one
+        # token, and the frames spoken before a preemption come as several.
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
         if not is_prefill and input_ids.shape[0] == 1:
             self._spoken.will_speak(request_id_of(info), begin_of(info))
@@ -63,21 +62,19 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         self._add_codes(rows, input_ids, info)
         return input_ids, rows, {"codes": {"audio": self._no_frames(input_ids)}}
 
-    def _no_frames(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def _no_frames(self, input_ids: Tensor) -> Tensor:
         # The host keeps the codes of each step on the CPU.
         return torch.zeros((len(input_ids), self._num_codebooks), dtype=torch.long)
 
     def on_requests_finished(self, request_ids: Iterable[str]) -> None:
-        """Delete what they spoke; the runner calls it."""
+        """Delete what these requests spoke; the runner calls this."""
         self._spoken.delete(request_ids)
 
-    def _add_sums(self, span: torch.Tensor, sums: torch.Tensor) -> None:
+    def _add_sums(self, span: Tensor, sums: Tensor) -> None:
         span.add_(sums).div_(math.sqrt(self._num_codebooks + 1))
 
-    def _add_spoken(
-        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
-    ) -> None:
-        """Add to rows behind the prompt what decoding added: their frames' codes.
+    def _add_spoken(self, rows: Tensor, ids: Tensor, info: Mapping[str, Any]) -> None:
+        """Add the codes of spoken frames to rows after the prompt, as decoding did.
 
         Raises: TTSCacheError.
         """
@@ -89,15 +86,15 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         codes = self._spoken.between(request_id_of(info), first, end)
         if codes is None:
             raise TTSCacheError("what it had spoken when it was preempted is lost")
-        ids, span = input_ids[first - begin :], rows[first - begin :]
-        # As the host, which keeps the row of an id that is no frame.
+        ids, span = ids[first - begin :], rows[first - begin :]
+        # The row of an id that is no frame stays, as in the host.
         summed = self._codebook_sums(codes.clip(0, self._codebook_size - 1))
         frames = (span + summed.to(span.dtype)) / math.sqrt(self._num_codebooks + 1)
         is_frame = (ids >= self._semantic_begin_id) & (ids <= self._semantic_end_id)
         span.copy_(torch.where(is_frame.unsqueeze(-1), frames, span))
 
-    def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
-        if request_id_of(info) not in self._spoken:  # else it is computed once more
+    def _count_if_complete(self, rows: Tensor, info: Mapping[str, Any]) -> None:
+        if request_id_of(info) not in self._spoken:  # else it was counted before
             super()._count_if_complete(rows, info)
 
 
@@ -105,8 +102,8 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
 def _without_the_hosts_encoder() -> Iterator[None]:
     """Keep the host from loading an encoder of its own beside ours.
 
-    It would take 800 MB, and loads whatever tensors of the file it knows the names
-    of. A request that the host encodes for makes it load then.
+    It would take 800 MB, and only the tensors whose names the host knows would be
+    loaded. A request whose waveform the host encodes itself loads it then.
     """
     load = host._load_dac_codec
     host._load_dac_codec = lambda *_, **__: None

@@ -1,1 +1,1 @@
-"""Higgs Audio v2; what the generic parts need of it is in ``family``."""
+"""Higgs Audio v2; ``family`` has what the generic code needs to know."""

@@ -1,8 +1,8 @@
-"""Codes drawn by the generators of the requests that speak them.
+"""Draws codes by the generators of the requests that speak them.
 
-The host draws from the process's own: the codes of all rows of a step at once, then
-row by row those anew that repeat themselves. So a request's seed would mean nothing,
-and it would be heard who else speaks.
+The host draws with the process's generator: first the codes of all rows of a step at
+once, then again, row by row, codes that repeat too often. So a request's seed would
+have no effect, and its audio would depend on the other requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# A codebook's code is drawn anew where so many of its last frames have it: the host's.
+# The host draws a code again that has so many repeats in the codebook's last frames.
 WINDOW_FRAMES, MAX_REPEATS = 7, 2
 
 
@@ -21,15 +22,15 @@ class SpeakingRow:
     """A row of the batch whose next frame is drawn.
 
     Attributes:
-        generator: Its request's; None: the process's own.
-        spoken: ``(num_codebooks, num_frames)``, its request's so far; None: nothing.
+        generator: The generator of the row's request; None for the process's own.
+        spoken: ``(num_codebooks, num_frames)`` so far; None if there are no frames.
     """
 
     generator: torch.Generator | None
-    spoken: torch.Tensor | None
+    spoken: Tensor | None
 
-    def num_repeated(self, codes: torch.Tensor) -> int:
-        """Count those of ``(num_codebooks,)`` codes that the host draws anew."""
+    def num_repeated(self, codes: Tensor) -> int:
+        """Return how many of ``(num_codebooks,)`` codes the host draws again."""
         if self.spoken is None or self.spoken.shape[-1] < WINDOW_FRAMES:
             return 0
         window = self.spoken[:, -WINDOW_FRAMES:].to(codes.device)
@@ -42,18 +43,18 @@ class Draws:
     """The draws of one step, in the order in which the host makes them.
 
     Attributes:
-        rows: Those that speak.
-        num_codebooks: Codes that each of them draws.
+        rows: The rows that speak.
+        num_codebooks: Number of codes that each row draws.
     """
 
     rows: Sequence[SpeakingRow]
     num_codebooks: int
     _repeating: list[tuple[SpeakingRow, int]] | None = field(default=None, init=False)
 
-    def draw(self, weights: torch.Tensor) -> torch.Tensor | None:
-        """Draw one of each row of weights ``(num_draws, num_codes)``.
+    def draw(self, weights: Tensor) -> Tensor | None:
+        """Draw a code with each row of weights ``(num_draws, num_codes)``.
 
-        Returns: ``(num_draws, 1)``; None if it is not what the host draws next.
+        Returns: ``(num_draws, 1)``; None if this is not the next draw of the host.
         """
         if self._repeating is None:
             return self._first(weights)
@@ -62,9 +63,9 @@ class Draws:
         row, _ = self._repeating.pop(0)
         return _drawn(weights, row)
 
-    def _first(self, weights: torch.Tensor) -> torch.Tensor | None:
+    def _first(self, weights: Tensor) -> Tensor | None:
         self._repeating = []
-        # Of codebooks whose probabilities are none the host draws nothing.
+        # The host draws nothing for codebooks whose probabilities sum to zero.
         if not self.rows or len(weights) != len(self.rows) * self.num_codebooks:
             return None
         parts = weights.chunk(len(self.rows))
@@ -76,7 +77,7 @@ class Draws:
 
 
 class DrawnByRequests(TorchFunctionMode):
-    """While the host samples: its draws are made by ``draws``, once those are known."""
+    """Makes the host's draws of codes within its block, once ``draws`` is set."""
 
     draws: Draws | None = None
 
@@ -87,7 +88,7 @@ class DrawnByRequests(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch's, if it is not a draw of codes."""
+        """Draw codes by ``draws``; call every other function of torch as it is."""
         if func is torch.multinomial and self.draws is not None:
             drawn = self.draws.draw(args[0])
             if drawn is not None:
@@ -95,5 +96,5 @@ class DrawnByRequests(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _drawn(weights: torch.Tensor, row: SpeakingRow) -> torch.Tensor:
+def _drawn(weights: Tensor, row: SpeakingRow) -> Tensor:
     return torch.multinomial(weights, num_samples=1, generator=row.generator)

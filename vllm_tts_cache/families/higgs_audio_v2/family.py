@@ -11,13 +11,9 @@ from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 CODEC = "codec"
 
 MODEL_TYPE = "higgs_audio_v2"
-IN_CONTEXT = Mode(
-    name="in_context",
-    encoders=(CODEC,),
-    transcript=Transcript.REQUIRED,
-)
-# Its checkpoint brings no tokenizer that could encode. The host takes this one, and
-# where it lies from these variables, if they are set.
+IN_CONTEXT = Mode(name="in_context", encoders=(CODEC,), transcript=Transcript.REQUIRED)
+# The checkpoint has no tokenizer that can encode. The host uses this repository's, or
+# that of the folder which one of these variables names.
 TOKENIZER_REPO = "k2-fsa/OmniVoice"
 TOKENIZER_FOLDER = "audio_tokenizer"
 TOKENIZER_VARIABLES = ("HIGGS_AUDIO_TOKENIZER_PATH", "HIGGS_AUDIO_V2_TOKENIZER_PATH")
@@ -28,14 +24,14 @@ _TALKER = f"{_HERE}.worker:CachedHiggsAudioV2Talker"
 
 
 def tokenizer_folder(model_dir: Path) -> Path | None:
-    """Return where the audio tokenizer lies; None if it is nowhere on this machine.
+    """Return the folder of the audio tokenizer; None if it is not on this machine.
 
-    In the checkpoint, where a variable says, or where Hugging Face keeps downloads.
+    It is in the checkpoint, at a variable's path, or among Hugging Face's downloads.
     """
     candidates = [model_dir / TOKENIZER_FOLDER]
     for variable in TOKENIZER_VARIABLES:
-        if told := os.environ.get(variable):  # noqa: TID251  the host reads it there
-            path = Path(told).expanduser()
+        if folder := os.environ.get(variable):  # noqa: TID251  the host reads it there
+            path = Path(folder).expanduser()
             candidates += [path, path / TOKENIZER_FOLDER]
     downloaded = try_to_load_from_cache(TOKENIZER_REPO, f"{TOKENIZER_FOLDER}/{_CONFIG}")
     if isinstance(downloaded, str):
@@ -44,7 +40,7 @@ def tokenizer_folder(model_dir: Path) -> Path | None:
 
 
 def why_it_clones_nothing(model_dir: Path) -> str | None:
-    """Say why a server clones no voices with it; None if the tokenizer is there."""
+    """Say why a checkpoint clones no voices here; None if the tokenizer is there."""
     if tokenizer_folder(model_dir) is not None:
         return None
     return (
@@ -73,13 +69,13 @@ FAMILY = Family(
     },
     adapter=f"{_HERE}.adapter:CachedHiggsAudioV2Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:HiggsAudioV2Prompts",
+    offline_part=f"{_HERE}.prompt:HiggsAudioV2Prompts",
     side_files=("config.json",),
     sample_rate_hz=24_000,
     failure_id=3071,  # a text id: the talker samples <|AUDIO_OUT|> and the end only
-    # The second does not say whose the rows of a step are, and has its own sampler.
+    # The second runner does not name the requests of rows, and uses its own sampler.
     needs_first_runner=True,
-    # It does not resume: the host feeds a prefill no frames that were spoken.
+    # A preempted request does not resume: the host's prefills take no spoken frames.
     official="the tokenizer of transformers 5.14, behind librosa 0.11",
     never_run="a whole server (there is no tiny checkpoint yet), a GPU",
 )

@@ -1,1 +1,1 @@
-"""Higgs Audio v3; what the generic parts need of it is in ``family``."""
+"""Higgs Audio v3; ``family`` has what the generic code needs to know."""

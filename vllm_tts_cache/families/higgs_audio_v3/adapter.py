@@ -20,9 +20,9 @@ class CachedHiggsAudioV3Adapter(PromptAdapter, HiggsAudioV3Adapter):
     tts_cache_family = FAMILY
 
     async def _resolve_higgs_audio_v3_adapter(self) -> HiggsAudioV3TokenizerAdapter:
-        """Have text without a voice read by the tokenizer that is here already.
+        """Return the host's adapter with our tokenizer, for texts without a voice.
 
-        The host would load another on the event loop, at the first such request.
+        The host would load another tokenizer on the event loop, at the first such text.
         """
         return (await self._service.texts.run(lambda: self._builder)).hosts
 

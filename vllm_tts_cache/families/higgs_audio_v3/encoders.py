@@ -1,4 +1,4 @@
-"""The reference encoder of a Higgs Audio v3 checkpoint, out of its own weights.
+"""The reference encoder of a Higgs Audio v3 checkpoint, from its own weights.
 
 The host encodes with a copy that it fetches from another repository at the first clone.
 """
@@ -9,34 +9,24 @@ import torch
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, MODEL_TYPE
-from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import (
-    PREPARATION,
-    HiggsEncoder,
-    check_sizes,
-)
+from vllm_tts_cache.families.networks.higgs_tokenizer import encoder, tokenizer
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import RELEASED, sizes_of
-from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
-    build_higgs_tokenizer,
-)
 from vllm_tts_cache.families.networks.resample import RESAMPLER
-from vllm_tts_cache.speaker.checkpoint import read_tensors
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.reference import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders
 
 CODEC_PREFIX = "tied.embedding.modality_embeddings.0.model."
-# Of the config, where the tokenizer is not of the released sizes; no released
-# checkpoint has it.
+# Key of the config with the tokenizer's sizes, if these are not the released ones; no
+# released checkpoint has the key.
 SIZES = "audio_tokenizer_config"
 
 
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
-        CheckpointError: It is of another model, brings no tokenizer, or one that is
-            built otherwise; the message names what.
+        CheckpointError: It is of another model, or its tokenizer is missing or of
+            another build; the message names the difference.
     """
     path = str(model_dir / "config.json")
     config = read_json(model_dir / "config.json")
@@ -45,13 +35,8 @@ def load_reference_encoders(
         raise CheckpointError(path, reason)
     given = config.get(SIZES)
     sizes = RELEASED if given is None else sizes_of(given, path=f"{path} {SIZES}")
-    check_sizes(sizes, path=path)
-    tokenizer = build_higgs_tokenizer(
-        sizes,
-        read_tensors(model_dir, CODEC_PREFIX),
-        device,
-        path=f"{model_dir} {CODEC_PREFIX}*",
-        resampler=RESAMPLER,
-        preparation=PREPARATION,
+    encoder.check_sizes(sizes, path=path)
+    loaded = tokenizer.load_higgs_tokenizer(
+        model_dir, device, RESAMPLER, encoder.PREPARATION, sizes, CODEC_PREFIX
     )
-    return {CODEC: HiggsEncoder(tokenizer=tokenizer)}
+    return {CODEC: encoder.HiggsEncoder(tokenizer=loaded)}

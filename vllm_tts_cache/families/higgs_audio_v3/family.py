@@ -7,11 +7,7 @@ from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 CODEC = "codec"
 
 MODEL_TYPE = "higgs_multimodal_qwen3"
-IN_CONTEXT = Mode(
-    name="in_context",
-    encoders=(CODEC,),
-    transcript=Transcript.USED,
-)
+IN_CONTEXT = Mode(name="in_context", encoders=(CODEC,), transcript=Transcript.USED)
 _HERE = "vllm_tts_cache.families.higgs_audio_v3"
 _TALKER = f"{_HERE}.worker:CachedHiggsAudioV3Talker"
 
@@ -29,16 +25,16 @@ FAMILY = Family(
     waits_for_outputs_of="higgs_multimodal_qwen3",
     adapter=f"{_HERE}.adapter:CachedHiggsAudioV3Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:HiggsAudioV3Prompts",
+    offline_part=f"{_HERE}.prompt:HiggsAudioV3Prompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=stage_configs.FOLDER / "higgs_audio_v3_cpu.yaml",
     side_files=("config.json",),
     sample_rate_hz=24_000,
     failure_id=3071,  # a text id: the talker samples <|audio|> and the end only
-    # The second does not say whose the rows of a step are, and has its own sampler.
+    # The second runner does not name the requests of rows, and uses its own sampler.
     needs_first_runner=True,
-    # It does not resume: the frames that were spoken are kept for the next step only,
-    # and a prefill that goes on with them would take them for so many <|audio|>.
+    # A preempted request does not resume: the host keeps a spoken frame for the next
+    # step only, and a resumed prefill would have rows of plain <|audio|> ids instead.
     official="the tokenizer of transformers 5.14, behind librosa 0.11",
     shares_kv=True,
     never_run="a released checkpoint, a GPU",

@@ -2,7 +2,7 @@
 
 All texts of one voice begin with the same ids under the same salt, so the host's prefix
 cache keeps one KV prefix for all of them. The reference's positions are placeholders;
-the salt tells whose they are.
+the salt names the reference.
 """
 
 from functools import cached_property
@@ -14,76 +14,59 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 )
 
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
-    NUM_CODEBOOKS,
-    num_clip_frames,
-)
-from vllm_tts_cache.families.networks.prompts import (
-    Reference,
-    engine_prompt,
-    refuse_tokens,
-)
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.higgs_tokenizer import frames
 from vllm_tts_cache.speaker.family import Mode
-from vllm_tts_cache.speaker.reference import FIELD
 
 # Each codebook's codes begin one row later than those of the one before.
-NUM_ADDED_ROWS = NUM_CODEBOOKS - 1
-# Any text id will do, as no row is made of it. The host takes <|tts|>, which is five
-# bytes of the message and not one.
+NUM_ADDED_ROWS = frames.NUM_CODEBOOKS - 1
+# Any text id will do, as its row is replaced. The host's filler, <|tts|>, takes five
+# bytes of a message instead of one.
 FILLER_ID = 0
 
 
-class PromptBuilder:
+class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with a checkpoint's tokenizer.
 
     Args:
         tokenizer: The checkpoint's.
 
     Attributes:
-        hosts: What the host builds its prompts with.
+        hosts: The host's own prompt builder.
     """
 
     def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
         self.hosts = HiggsAudioV3TokenizerAdapter(tokenizer)
 
     @classmethod
     def of(cls, model: str | None) -> "PromptBuilder":
-        """Return one with the tokenizer of a checkpoint, loaded as the host does."""
+        """Return a builder with a checkpoint's tokenizer, loaded as the host does."""
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(model, trust_remote_code=True))
 
     def clone(
-        self,
-        text: str,
-        transcript: str | None,
-        *,
-        mode: Mode,  # noqa: ARG002  there is one
-        clip: Reference,
+        self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
     ) -> dict[str, Any]:
-        """As every builder; without ``<|ref_text|>`` the transcript is left out."""
-        num_rows = num_clip_frames(clip.num_samples, clip.sample_rate_hz)
+        """Return the prompt; a model without ``<|ref_text|>`` uses no transcript."""
+        del mode  # there is one
+        num_rows = frames.num_clip_frames(clip.num_samples, clip.sample_rate_hz)
         num_rows += NUM_ADDED_ROWS
-        ids = self.hosts.build_prompt(
-            text, num_ref_tokens=num_rows, reference_text=transcript
-        )
+        given = {"num_ref_tokens": num_rows, "reference_text": transcript}
+        ids = self.hosts.build_prompt(text, **given)
         start = ids.index(AUDIO_PLACEHOLDER_ID)
         ids[start : start + num_rows] = [FILLER_ID] * num_rows
-        reference = ReferenceRows.behind(ids[:start], num_rows)
-        information = {FIELD: clip.ref.to_wire(), rows.FIELD: reference.to_wire()}
-        # The ids before the text are those of the transcript, and this one is of the
-        # audio: nothing else shapes the voice's part of the KV.
-        return engine_prompt(ids, information, f"{CODEC} {clip.ref.audio_sha256}")
+        reference = prompts.ReferenceRows.behind(ids[:start], num_rows)
+        # The ids before the text are the transcript's, and the salt names the audio;
+        # only these two shape the voice's part of the KV.
+        salt = f"{CODEC} {clip.ref.audio_sha256}"
+        return prompts.prompt_with_rows(ids, clip.ref, reference, salt)
 
-    def check_text(self, field: str, text: str) -> None:
-        """Refuse a control token in a text.
 
-        Raises: InvalidSpeakerError.
-        """
-        refuse_tokens(self._control_tokens, field, text)
+class HiggsAudioV3Prompts(prompts.OfflinePrompts):
+    """Builds one checkpoint's prompts for an ``Omni`` engine."""
 
     @cached_property
-    def _control_tokens(self) -> list[str]:
-        return sorted(self.hosts.tokenizer.get_added_vocab())
+    def _builder(self) -> PromptBuilder:
+        return PromptBuilder.of(self._model)

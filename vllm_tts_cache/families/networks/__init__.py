@@ -1,1 +1,1 @@
-"""What the encoders of several families are made of."""
+"""Networks, prompt builders and talker bases that several families share."""

@@ -1,34 +1,49 @@
-"""What several families share of building a clone's prompt."""
+"""Helpers of several families' prompt builders, and the base of their batch prompts."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+import zlib
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.inputs import tokens_input
 
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.speaker.family import Family, Mode
-from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 
-# Where a prompt of placeholders names its mode, in the host's additional_information.
+if TYPE_CHECKING:
+    from vllm_tts_cache.offline.speakers import PreparedSpeaker
+
+# Keys of the host's additional_information: for the mode of a prompt of placeholders,
+# and for where the reference stands.
 MODE = "tts_cache_clone_mode"
+ROWS = "tts_cache_reference_rows"
+
+
+# A prompt as the host's engine takes it.
+Prompt = dict[str, Any]
 
 
 class Reference(Protocol):
-    """A clip by address: a request's, or a batch job's."""
+    """A clip of a request or of a batch job, by its content address."""
 
     @property
     def ref(self) -> SpeakerRef:
-        """Its content address."""
+        """The clip's content address."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """At its own rate."""
+        """Number of samples at the clip's own rate."""
         ...
 
     @property
     def sample_rate_hz(self) -> int:
-        """Its own."""
+        """The clip's own sample rate."""
         ...
 
 
@@ -38,15 +53,26 @@ def engine_prompt(
     """Return the host's prompt of token ids.
 
     Args:
-        token_ids: Real ones, or placeholders.
-        information: For the worker.
-        salt: Of the prefix cache; None where the host is served without one.
+        token_ids: Real token ids, or placeholders.
+        information: What the worker reads of the request.
+        salt: Salt of the prefix cache; None for a family that is served without one.
     """
     prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=token_ids)}
     prompt["additional_information"] = information
     if salt is not None:
         prompt["cache_salt"] = salt
     return prompt
+
+
+def prompt_with_rows(
+    token_ids: list[int], ref: SpeakerRef, where: "ReferenceRows", salt: str
+) -> dict[str, Any]:
+    """Return the host's prompt with a reference in the rows ``where``.
+
+    ``salt`` names the voice in the prefix cache.
+    """
+    information = {FIELD: ref.to_wire(), ROWS: where.to_wire()}
+    return engine_prompt(token_ids, information, salt)
 
 
 def refuse_tokens(tokens: Iterable[str], field: str, text: str) -> None:
@@ -63,9 +89,143 @@ def refuse_tokens(tokens: Iterable[str], field: str, text: str) -> None:
 def mode_of_request(family: Family, info: Mapping[str, Any]) -> Mode:
     """Read the mode out of a request's additional information.
 
-    Raises: TTSCacheError if there is none of that name.
+    Raises: TTSCacheError if it does not name a mode of the family.
     """
     for mode in family.modes:
         if mode.name == info.get(MODE):
             return mode
     raise TTSCacheError(f"{family.title} has no mode {info.get(MODE)!r:.60}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRows:
+    """The positions of a prompt at which the reference's rows stand, one row each.
+
+    On Higgs Audio a row has a code of each codebook, each codebook one row later than
+    the one before; on Audio8 TTS and Fish Speech a row is a frame.
+
+    Attributes:
+        start: The first position.
+        num_rows: Number of rows, and of their positions.
+        checksum: Checksum of the ids before the rows. These ids and the audio alone
+            shape the rows' KV, and the worker does not see ids whose KV is cached.
+    """
+
+    start: int
+    num_rows: int
+    checksum: int
+
+    @classmethod
+    def behind(cls, ids: Sequence[int], num_rows: int) -> "ReferenceRows":
+        """Return the positions of rows that follow these ids."""
+        checksum = zlib.crc32(array("q", ids).tobytes())
+        return cls(start=len(ids), num_rows=num_rows, checksum=checksum)
+
+    def prefix(self, ref: SpeakerRef) -> str:
+        """Return a name of the prompt's KV up to the last row."""
+        return f"{ref.audio_sha256} {self.checksum}"
+
+    def to_wire(self) -> list[int]:
+        """Return plain integers, which survive the host's serialization."""
+        return [self.start, self.num_rows, self.checksum]
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> "ReferenceRows":
+        """Read the positions out of a request's additional information.
+
+        Raises: ValueError if the positions are missing, or are not three counts.
+        """
+        match info.get(ROWS):
+            case [int(start), int(num_rows), int(checksum)] if (
+                min(start, num_rows, checksum) >= 0
+            ):
+                return cls(start=start, num_rows=num_rows, checksum=checksum)
+            case other:
+                raise ValueError(f"{ROWS} must be three counts, got {other!r:.60}")
+
+
+def check_length(made: int, announced: int) -> None:
+    """Refuse a prompt of another length than announced. Raises: TTSCacheError."""
+    if made != announced:
+        counts = f"its prompt has {made} positions and was announced with {announced}"
+        raise TTSCacheError(counts)
+
+
+def checked_codes(codes: Array, expected: tuple[int, int], codebook_size: int) -> Array:
+    """Return the codes if they fit the prompt and each is inside its codebook.
+
+    A talker calls this before it uses codes as indices.
+
+    Args:
+        codes: ``(num_frames, num_codebooks)`` integers.
+        expected: The shape that the prompt was made for.
+        codebook_size: Codes of one codebook.
+
+    Raises: TTSCacheError; ValueError if there are no codes.
+    """
+    if codes.shape != expected:
+        reason = f"its codes are {codes.shape}, and its prompt was made for {expected}"
+        raise TTSCacheError(reason)
+    if codes.min() < 0 or codes.max() >= codebook_size:
+        # On a GPU an index out of range would end the process.
+        raise TTSCacheError("one of its codes is outside of its codebook")
+    return codes
+
+
+class PromptBuilder:
+    """Builds prompts with a checkpoint's tokenizer, and refuses its control tokens.
+
+    Args:
+        tokenizer: The checkpoint's.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse a control token in a text. Raises: InvalidSpeakerError."""
+        refuse_tokens(self._control_tokens, field, text)
+
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        """Tokens that no text may hold; cached, as listing them takes milliseconds."""
+        return sorted(self._tokenizer.get_added_vocab())
+
+
+class OfflinePrompts:
+    """Checks texts and builds a checkpoint's prompts for ``Omni``.
+
+    Args:
+        model: The checkpoint's folder, or Hugging Face id.
+        config: The checkpoint's ``config.json``.
+        encoding: Returns one encoding of a prepared speaker, and its key.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: dict[str, Any],
+        encoding: Callable[[SpeakerRef, str], tuple[EncodingKey, Encoding]],
+    ):
+        self._model = model
+        self._config = config
+        self._encoding = encoding
+
+    def prompt(self, speaker: "PreparedSpeaker", text: str, _language: str) -> Prompt:
+        """Return the prompt that speaks ``text``; ``_language`` is not used.
+
+        Raises: InvalidSpeakerError, EncodeError, StorageError, WorkerRPCError.
+        """
+        self._builder.check_text("text", text)
+        if speaker.ref_text is not None:
+            self._builder.check_text("ref_text", speaker.ref_text)
+        return self._clone(speaker, text)
+
+    @cached_property
+    @abstractmethod
+    def _builder(self) -> Any:
+        """The family's prompt builder, see `PromptAdapter`; it loads the tokenizer."""
+
+    def _clone(self, speaker: "PreparedSpeaker", text: str) -> dict[str, Any]:
+        clone, mode = self._builder.clone, speaker.mode
+        return clone(text, speaker.ref_text, mode=mode, clip=speaker)

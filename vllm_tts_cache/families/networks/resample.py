@@ -8,15 +8,15 @@ import soxr
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 
-# Part of the fingerprint of each encoder that resamples so.
+# Part of the fingerprint of each encoder that calls `resample`.
 RESAMPLER = "soxr_hq"
 
 
 def resample(audio: ReferenceAudio, rate_hz: int) -> npt.NDArray[np.float32]:
-    """The samples at ``rate_hz``, as librosa's default resampler gives them.
+    """Return the samples at ``rate_hz``, as librosa's default resampler gives them.
 
     Returns:
-        ``(num_samples,)`` float32; read-only if nothing had to be done.
+        ``(num_samples,)`` float32; read-only if the rates are equal.
 
     Source: librosa 0.11, ``librosa.resample``.
     """
@@ -30,10 +30,10 @@ def resample(audio: ReferenceAudio, rate_hz: int) -> npt.NDArray[np.float32]:
 
 
 def num_resampled(num_samples: int, from_hz: int, to_hz: int) -> int:
-    """How many samples `resample` makes of so many.
+    """Return how many samples `resample` makes of so many.
 
-    In floating point, and with the quotient first: at 44.1 kHz some lengths come out
-    one sample longer than exact arithmetic has it, and the networks hear that.
+    It divides first, in floating point, as librosa does: at 44.1 kHz some lengths are
+    one sample longer than in exact arithmetic, and that changes encodings.
     """
     if from_hz == to_hz:
         return num_samples

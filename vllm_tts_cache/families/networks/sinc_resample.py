@@ -1,7 +1,7 @@
 """Resampling by torchaudio's default sinc filter, by its class or its function.
 
 The class makes the filter in float64, as the host does for Fish Speech and the official
-CosyVoice3; the function in float32, which gives other samples, as other packages do.
+CosyVoice3; the function makes it in float32, which gives other samples.
 """
 
 import math
@@ -18,17 +18,17 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 
 # The filter has an entry for every pair of input and output samples within the rates'
 # common period. It is small for every rate that audio is recorded in, but at 44,101 Hz
-# it would take gigabytes; soxr makes none for a pair of rates.
+# it would take gigabytes, so soxr resamples there, which needs no such filter.
 MAX_ENTRIES = 2**22
 
-# Part of the fingerprint of each encoder that resamples so.
-_INSTEAD = f"soxr_hq_above_{MAX_ENTRIES}"
-RESAMPLER = f"torchaudio_sinc_hann/{_INSTEAD}"
-FUNCTION_RESAMPLER = f"torchaudio_functional_hann/{_INSTEAD}"
+# Part of the fingerprint of each encoder that resamples by the class or the function.
+_FALLBACK = f"soxr_hq_above_{MAX_ENTRIES}"
+RESAMPLER = f"torchaudio_sinc_hann/{_FALLBACK}"
+FUNCTION_RESAMPLER = f"torchaudio_functional_hann/{_FALLBACK}"
 
 
 def resample(audio: ReferenceAudio, rate_hz: int, device: torch.device) -> Tensor:
-    """The samples at ``rate_hz`` by the class: ``(num_samples,)``, on ``device``."""
+    """Return the samples at ``rate_hz`` by the class: ``(num_samples,)``, on device."""
     samples, from_hz = audio.samples, audio.sample_rate_hz
     is_too_large = _is_too_large(from_hz, rate_hz)
     if is_too_large:
@@ -43,10 +43,10 @@ def resample(audio: ReferenceAudio, rate_hz: int, device: torch.device) -> Tenso
 def resample_by_function(
     audio: ReferenceAudio, rate_hz: int
 ) -> npt.NDArray[np.float32]:
-    """The samples at ``rate_hz`` by the function, computed on the CPU.
+    """Return the samples at ``rate_hz`` by the function, computed on the CPU.
 
     Returns:
-        ``(num_samples,)`` float32; read-only if nothing had to be done.
+        ``(num_samples,)`` float32; read-only if the rates are equal.
     """
     samples, from_hz = audio.samples, audio.sample_rate_hz
     if from_hz == rate_hz:
@@ -59,9 +59,9 @@ def resample_by_function(
 
 
 def _is_too_large(from_hz: int, to_hz: int) -> bool:
-    """Tell by about how many entries the filter has.
+    """Tell whether the filter has too many entries, estimated by the rates alone.
 
-    Its six zero crossings to each side make the rest of it.
+    The entries for its six zero crossings on each side are not counted.
     """
     divisor = math.gcd(from_hz, to_hz)
     return (from_hz // divisor) * (to_hz // divisor) > MAX_ENTRIES

@@ -1,4 +1,4 @@
-"""Reading a state dict out of a file of ``torch.save``; nothing in it is run."""
+"""Reads a state dict from a file of ``torch.save`` without running code in it."""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from vllm_tts_cache.errors import CheckpointError
 def read_torch_file(
     path: Path, *, wrappers: Sequence[str] = ("state_dict",)
 ) -> dict[str, Any]:
-    """What the file holds by name, usually tensors; they are on the CPU.
+    """Return the file's entries by name, usually tensors, on the CPU.
 
     Tensors may be views of the file: copy what is kept.
 
@@ -23,8 +23,7 @@ def read_torch_file(
         path: The file.
         wrappers: Names under which a state dict may lie, the outermost first.
 
-    Raises:
-        CheckpointError: It cannot be read, or holds something else.
+    Raises: CheckpointError if the file cannot be read, or holds no state dict.
     """
     state = _load(path)
     for wrapper in wrappers:
@@ -35,21 +34,25 @@ def read_torch_file(
     return {str(name): value for name, value in state.items()}
 
 
-def only_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Leave out what is no tensor: a step count, say, of a training."""
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+def tensors_under(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors (no step count, say) by their names after a prefix."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in state.items()
+        if name.startswith(prefix) and isinstance(value, Tensor)
+    }
 
 
 def _load(path: Path) -> Any:
     try:
-        # Told apart here, since torch has other errors for what is no file.
+        # OSError for a file that cannot be opened; torch may raise other errors.
         path.open("rb").close()
         return torch.load(  # noqa: TID251 -- the released form; weights_only runs no code
             path,
             map_location="cpu",
             weights_only=True,
-            # A part of the file is for decoding, and need not be read. Files of torch
-            # before 1.6 are no archives, which it cannot map.
+            # Mapped, as parts that only decoding needs are not read. Files of torch
+            # before 1.6 are no archives, and torch cannot map them.
             mmap=zipfile.is_zipfile(path),
         )
     except OSError as exc:

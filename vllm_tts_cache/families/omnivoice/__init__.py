@@ -1,1 +1,1 @@
-"""OmniVoice; what the generic parts need of it is in ``family``."""
+"""OmniVoice; ``family`` has what the generic code needs to know."""

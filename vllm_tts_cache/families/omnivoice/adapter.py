@@ -1,4 +1,4 @@
-"""A clone request on OmniVoice: its prompt names the codes, and has the transcript."""
+"""A clone request on OmniVoice becomes a content address and a transcript."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_st
 
 
 class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
-    """The host builds the rest of the prompt: text, language and instructions."""
+    """Our adapter; the host adds text, language and instructions to its prompts."""
 
-    # As the host calls the adapter that it has for this model beside a talker.
+    # The host's name of its own adapter, which serves this model in AR stages.
     name = "omnivoice"
     tts_cache_family = FAMILY
 
     def validate(self, request: Any) -> str | None:
-        """Refuse control tokens in what the host puts into a prompt beside the texts.
+        """Refuse what `check_request` refuses, and control tokens in prompt fields.
 
         Raises: InvalidSpeakerError.
         """
@@ -28,12 +28,9 @@ class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
         return super().validate(request)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
         refuse_tokens(CONTROL_TOKENS, field, text)
 
     def tts_cache_transcript(self, ref_text: str) -> str:
-        """End it as the official package does."""
+        """End a transcript as the official package does."""
         return with_full_stop(ref_text)

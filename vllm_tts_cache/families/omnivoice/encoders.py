@@ -8,14 +8,11 @@ import torch
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
-    HiggsTokenizer,
-    load_higgs_tokenizer,
-)
+from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer as higgs
 from vllm_tts_cache.families.networks.sinc_resample import FUNCTION_RESAMPLER
-from vllm_tts_cache.families.omnivoice import preparation, silence
+from vllm_tts_cache.families.omnivoice import preparation
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
-from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # numpy's and torch's arrays of a clip, see docs/gpu.md.
@@ -26,19 +23,19 @@ _PREPARATION_BYTES_PER_SECOND = 2 * 1024**2
 class OmniVoiceEncoder:
     """Gives ``codes``, ``(num_frames, 8)`` int16, and ``rms``, ``(1,)`` float32."""
 
-    tokenizer: HiggsTokenizer
+    tokenizer: higgs.HiggsTokenizer
     name: str = CODEC_ENCODER
 
     @property
     def fingerprint(self) -> str:
-        """The tokenizer's, which holds the preparation too."""
+        """The tokenizer's fingerprint, which covers the preparation, too."""
         return self.tokenizer.fingerprint
 
     @property
     def need(self) -> MemoryNeed:
-        """The tokenizer's; in main memory the preparation's, if that is more.
+        """The tokenizer's need; on a CPU the preparation's, if that is more.
 
-        One comes after the other, and the preparation is in main memory always.
+        They run one after the other, and the preparation is always in main memory.
         """
         network = self.tokenizer.need
         if self.tokenizer.device.type != "cpu":
@@ -50,7 +47,7 @@ class OmniVoiceEncoder:
         """Encode one audio.
 
         Raises:
-            EncodeError: Nothing is left of it without its silence, or the network
+            EncodeError: Without its silence the clip has no whole frame, or the network
                 failed on it.
         """
         clip = preparation.prepare(audio, self.tokenizer.sizes.samples_per_frame)
@@ -63,9 +60,7 @@ class OmniVoiceEncoder:
         return Encoding({"codes": codes, "rms": np.array([clip.rms], np.float32)})
 
 
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
@@ -73,15 +68,10 @@ def load_reference_encoders(
             missing or of another shape; the message names it.
     """
     directory = model_dir / TOKENIZER
-    tokenizer = load_higgs_tokenizer(
-        directory,
-        device,
-        resampler=FUNCTION_RESAMPLER,
-        preparation=preparation.settings(),
+    tokenizer = higgs.load_higgs_tokenizer(
+        directory, device, FUNCTION_RESAMPLER, preparation.settings()
     )
-    if (rate_hz := tokenizer.sizes.sample_rate) != silence.RATE_HZ:
-        raise CheckpointError(
-            str(directory / "config.json"),
-            f"voices are cloned at {silence.RATE_HZ} Hz only, and it has {rate_hz} Hz",
-        )
+    if (found_hz := tokenizer.sizes.sample_rate) != (known_hz := preparation.RATE_HZ):
+        reason = f"voices are cloned at {known_hz} Hz only, and it has {found_hz} Hz"
+        raise CheckpointError(str(directory / "config.json"), reason)
     return {CODEC_ENCODER: OmniVoiceEncoder(tokenizer=tokenizer)}

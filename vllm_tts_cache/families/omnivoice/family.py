@@ -8,13 +8,11 @@ CODEC_ENCODER = "codec"
 TOKENIZER = "audio_tokenizer"  # its folder in a checkpoint
 
 MODEL_TYPE = "omnivoice"
-# Without a transcript the official package has Whisper write one, which no checkpoint
-# of OmniVoice brings along; the host then leaves it out, of which nobody says that the
-# model has learnt it.
+# Without a transcript the official package has Whisper write one, which is in no
+# checkpoint of OmniVoice. The host leaves the transcript out; whether the model was
+# trained for that is not documented.
 IN_CONTEXT = Mode(
-    name="in_context",
-    encoders=(CODEC_ENCODER,),
-    transcript=Transcript.REQUIRED,
+    name="in_context", encoders=(CODEC_ENCODER,), transcript=Transcript.REQUIRED
 )
 _HERE = "vllm_tts_cache.families.omnivoice"
 _PIPELINE = f"{_HERE}.worker:CachedOmniVoicePipeline"
@@ -25,7 +23,7 @@ FAMILY = Family(
     title="OmniVoice",
     modes=(IN_CONTEXT,),
     recognises=lambda model_dir: config_says(model_dir, "model_type", MODEL_TYPE),
-    # The second is what a checkpoint's config.json calls it.
+    # A checkpoint's config.json has the second name.
     pipelines={"OmniVoicePipeline": _PIPELINE, "OmniVoice": _PIPELINE},
     waits_for_outputs_of="omnivoice",
     adapter=f"{_HERE}.adapter:CachedOmniVoiceAdapter",
@@ -39,7 +37,7 @@ FAMILY = Family(
         f"{TOKENIZER}/model.safetensors",
     ),
     sample_rate_hz=24_000,
-    resumes=True,  # nothing is preempted where there is no KV
+    resumes=True,  # without a KV cache no request is preempted
     official="omnivoice 0.2.1",
     never_run="a released checkpoint, a GPU",
 )

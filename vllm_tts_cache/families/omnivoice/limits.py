@@ -1,10 +1,9 @@
-"""What a request may ask of a model that speaks a text whole, and its batch with it.
+"""Limits of requests to OmniVoice, which speaks whole texts, a batch of them at once.
 
-The host bounds none of it: nothing else is computed meanwhile, and what is no number
-fails the batch.
+The host has none: a long request holds up all others, and a parameter that is no number
+fails its whole batch.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -15,11 +14,11 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_SECONDS = 300.0
 MAX_STEPS = 128
-MAX_FACTOR = 100.0  # by far more than is of use
-MAX_CHARS = 2000  # of what is put in beside the text
+MAX_FACTOR = 100.0  # far above any useful value
+MAX_CHARS = 2000  # of each text field beside the input
 
 _MAX_COUNTED_CHARS = 20_000  # a longer text is not worth counting
-# As the host estimates without a voice's own pace.
+# The host's estimate for a request without a voice's own pace.
 _PACE_TEXT, _PACE_FRAMES, _FRAMES_PER_SECOND = "Nice to meet you.", 25, 25
 
 
@@ -30,13 +29,13 @@ class _Params(msgspec.Struct):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
     guidance_scale: _Factor | None = None
-    # The model uses neither; the host's scheduler reads both, of every model's request.
+    # The model uses neither; the host's scheduler reads both for every model.
     flow_shift: _Factor | None = None
     sample_solver: Annotated[str, Meta(max_length=64)] | None = None
 
 
 def check_request(request: Any) -> None:
-    """Refuse what would hold up or fail a batch.
+    """Refuse a request that would hold up or fail its batch.
 
     Raises: InvalidSpeakerError.
     """
@@ -47,19 +46,15 @@ def check_request(request: Any) -> None:
     if spoken_seconds(request.input) > MAX_SECONDS:
         reason = f"it takes more than {MAX_SECONDS:g} s to speak; send it in parts"
         raise InvalidSpeakerError("input", reason)
-    _check_params(request.extra_params or {})
+    try:
+        msgspec.convert(request.extra_params or {}, _Params)
+    except msgspec.ValidationError as exc:
+        raise InvalidSpeakerError("extra_params", str(exc)) from exc
 
 
 def spoken_seconds(text: str) -> float:
-    """About how long the text takes, by the host's own estimate."""
+    """Return the host's estimate of a text's duration; infinite for a long text."""
     if len(text) > _MAX_COUNTED_CHARS:
         return float("inf")
     estimate = RuleDurationEstimator().estimate_duration
     return estimate(text, _PACE_TEXT, _PACE_FRAMES) / _FRAMES_PER_SECOND
-
-
-def _check_params(params: Mapping[str, Any]) -> None:
-    try:
-        msgspec.convert(params, _Params)
-    except msgspec.ValidationError as exc:
-        raise InvalidSpeakerError("extra_params", str(exc)) from exc

@@ -1,8 +1,6 @@
-"""Prompts for OmniVoice in an ``Omni`` engine: a text, and whose voice it is."""
+"""Prompts for OmniVoice in an ``Omni`` engine: a text and a content address."""
 
-from typing import Any
-
-from vllm_tts_cache.families.networks.prompts import refuse_tokens
+from vllm_tts_cache.families.networks.prompts import Prompt, refuse_tokens
 from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_stop
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
@@ -12,18 +10,15 @@ class OmniVoicePrompts:
     """Builds the prompts of one checkpoint."""
 
     def __init__(self, _model: str, _config: object, _encoding: object):
-        # The worker has the tokenizer, and makes the ids.
-        pass
+        pass  # the worker has the tokenizer, and makes the ids
 
-    def prompt(
-        self, speaker: PreparedSpeaker, text: str, language: str
-    ) -> dict[str, Any]:
+    def prompt(self, speaker: PreparedSpeaker, text: str, language: str) -> Prompt:
         """Return the prompt that speaks ``text``; ``Auto`` leaves the language open.
 
         Raises: InvalidSpeakerError.
         """
         refuse_tokens(CONTROL_TOKENS, "text", text)
-        prompt: dict[str, Any] = {"input": text, FIELD: speaker.ref.to_wire()}
+        prompt: Prompt = {"input": text, FIELD: speaker.ref.to_wire()}
         if speaker.ref_text is not None:
             refuse_tokens(CONTROL_TOKENS, "ref_text", speaker.ref_text)
             prompt["ref_text"] = with_full_stop(speaker.ref_text)

@@ -1,21 +1,16 @@
 """The texts of a clone's prompt: control tokens, and how a transcript ends."""
 
-# What the model takes for the parts of a prompt, wherever it stands.
+# The model takes these for the parts of a prompt, wherever they stand.
 CONTROL_TOKENS = (
-    "<|denoise|>",
-    "<|lang_start|>",
-    "<|lang_end|>",
-    "<|instruct_start|>",
-    "<|instruct_end|>",
-    "<|text_start|>",
-    "<|text_end|>",
+    *("<|denoise|>", "<|lang_start|>", "<|lang_end|>", "<|instruct_start|>"),
+    *("<|instruct_end|>", "<|text_start|>", "<|text_end|>"),
 )
-# With one of these at its end a transcript needs no full stop.
+# A transcript that ends in one of these needs no full stop.
 _ENDS = frozenset(";:,.!?…)]}\"'“”‘’；：，。！？、）】")  # noqa: RUF001
 
 
 def with_full_stop(transcript: str) -> str:
-    """End a transcript as the model knows it: what follows is another sentence.
+    """End a transcript with punctuation, so that the text begins a new sentence.
 
     Source: ``add_punctuation`` of omnivoice 0.2.1.
     """

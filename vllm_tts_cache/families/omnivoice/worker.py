@@ -23,12 +23,12 @@ from vllm_tts_cache.speaker.reference import FIELD
 # The host looks the second up in the module of the first.
 __all__ = ["CachedOmniVoicePipeline", "get_omnivoice_post_process_func"]
 
-_RMS = "tts_cache_rms"  # in a request's state, where a step is computed at a time
+_RMS = "tts_cache_rms"  # in a request's state, if the host computes one step at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownCodes:
-    """What the host would encode, in the place of the audio that it would encode.
+    """Codes in place of the audio that the host would encode.
 
     Attributes:
         codes: ``(num_codebooks, num_frames)`` int64, on the pipeline's device.
@@ -38,24 +38,24 @@ class KnownCodes:
 
 
 class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
-    """The host's pipeline; where a reference's codes come from is ours.
+    """The host's pipeline with a reference's codes from stored encodings.
 
-    So is how loud an answer is: a quiet reference is encoded as if it were louder, and
-    what is spoken from it is made as quiet again, as the official package does both.
+    A quiet reference is encoded as if it were louder, and the speech is made as quiet
+    again, both as in the official package.
     """
 
     tts_cache_family = FAMILY
 
     def __init__(self, *, od_config: Any, prefix: str = ""):
         super().__init__(od_config=od_config, prefix=prefix)
-        # How loud the references were of the requests that are being prepared.
+        # RMS of the references of the requests that are being prepared.
         self._rms: list[float | None] = []
         if self.device.type == "cpu":
             # The host takes Triton wherever it can be imported, on any device.
             omnivoice_generator._TRITON_AVAILABLE = False
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the pipeline, then our own encoder: no request pays for it."""
+        """Load the pipeline, then the reference encoder: no request waits for that."""
         loaded = super().load_weights(weights)
         self._load_speakers_of(str(self.model_path), self.device, self.od_config.dtype)
         return loaded
@@ -65,30 +65,29 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         self._rms.clear()
         num_steps = req.requests[0].sampling_params.num_inference_steps
         if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
-            # After none, masks would be decoded: on a GPU that ends the process.
+            # Without a step, masks would be decoded: on a GPU that ends the process.
             error = f"num_inference_steps is {num_steps}; 1 to {MAX_STEPS} are possible"
             return [DiffusionOutput(error=error) for _ in req.requests]
         outputs = super().forward(req)
-        return [
-            as_loud(output, rms) for output, rms in zip(outputs, self._rms, strict=True)
-        ]
+        pairs = zip(outputs, self._rms, strict=True)
+        return [as_loud(output, rms) for output, rms in pairs]
 
     def prepare_encode(self, state: Any) -> Any:
-        """Prepare one request as the host does, where it computes a step at a time."""
+        """Prepare one request as the host does if it computes one step at a time."""
         self._rms.clear()
         state = super().prepare_encode(state)
         state.extra[_RMS] = self._rms.pop()
         return state
 
     def post_decode(self, state: Any, **kwargs: Any) -> DiffusionOutput:
-        """As `forward`, of one request."""
+        """Decode one request as the host does, as loud as its reference."""
         return as_loud(super().post_decode(state, **kwargs), state.extra.get(_RMS))
 
     def _prepare_request_input(self, prompt: Any, extra: dict[str, Any]) -> Any:
-        """Build a request's input as the host does, from codes that are stored.
+        """Build a request's input as the host does, from stored codes.
 
-        Never raises but for one rank of several: of one request, stock would fail the
-        whole batch.
+        It returns an error instead of raising, except as `_error` does: an exception of
+        one request would fail the whole batch.
         """
         given, rms = prompt, None
         try:
@@ -96,7 +95,7 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
                 with looking_up_a_prompt():
                     given, rms = self._with_codes(prompt)
             if (seed := extra.get("seed")) is not None:
-                torch.Generator().manual_seed(seed)  # else it fails all of the batch
+                torch.Generator().manual_seed(seed)  # a bad seed fails here, alone
             return super()._prepare_request_input(given, extra)
         except Exception as exc:  # noqa: BLE001  its neighbours are in the batch
             return self._error(prompt, exc)
@@ -109,33 +108,32 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         return super()._encode_ref_audio(audio_signal, sr)
 
     def _with_codes(self, prompt: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-        """Return the prompt with its reference, and how loud that was.
+        """Return the prompt with its reference's codes, and the reference's RMS.
 
-        Raises: TTSCacheError, ValueError: it cannot be had, or is not such.
+        Raises: TTSCacheError, ValueError: codes are missing or do not fit the model.
         """
         ref = self._speaker(prompt)
         encoding = self._encodings(ref, FAMILY.encoders)[CODEC_ENCODER]
         codes, known = encoding["codes"], self.config.num_audio_codebook
         if codes.shape[1:] != (known,):
-            raise TTSCacheError(
-                f"its codes are {codes.shape}, and the model takes {known} a frame"
-            )
+            reason = f"its codes are {codes.shape}, and the model takes {known} a frame"
+            raise TTSCacheError(reason)
         if codes.min() < 0 or codes.max() >= self.config.audio_mask_id:
             # On a GPU an index out of range would end the process.
-            raise TTSCacheError("a code of it is none that the model has learnt")
+            raise TTSCacheError("one of its codes is not in the model's vocabulary")
         self._count_prompt()
-        on_hand = KnownCodes(codes=on_device(codes.T, self.device, torch.long))
-        # No rate, and no name: by that the host would remember what it encodes.
-        given = {**prompt, "ref_audio": (on_hand, 0), "voice_name": None}
+        known_codes = KnownCodes(codes=on_device(codes.T, self.device, torch.long))
+        # Without rate and name, by which the host would cache what it encodes.
+        given = {**prompt, "ref_audio": (known_codes, 0), "voice_name": None}
         return given, float(encoding["rms"][0])
 
 
 def as_loud(output: DiffusionOutput, rms: float | None) -> DiffusionOutput:
-    """Make an output as quiet as its reference was, if that was made louder.
+    """Make an output as quiet as its reference, if that was encoded louder.
 
     Args:
-        output: Of one request; one without audio is left as it is.
-        rms: Of the reference; None without one.
+        output: Output of one request; it is left as it is if it has no audio.
+        rms: RMS of the reference; None without one.
     """
     if isinstance(output.output, torch.Tensor) and rms is not None and rms < LOUDNESS:
         output.output = output.output * rms / LOUDNESS

@@ -1,1 +1,1 @@
-"""Qwen3-TTS Base; what the generic parts need of it is in ``family``."""
+"""Qwen3-TTS Base; ``family`` has what the generic code needs to know."""

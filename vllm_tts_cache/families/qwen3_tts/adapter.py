@@ -24,7 +24,7 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
     tts_cache_needs_voice = True  # a Base checkpoint: others clone no voices
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build a prompt of placeholder ids, as long as the worker will make it."""
+        """Build a prompt with a placeholder id for each row that the worker makes."""
         params = self._params(speaker)
         host: Any = self  # its registering decorator hides the class from checkers
         num_tokens = await host._estimate_prompt_len_async(params)
@@ -32,16 +32,12 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
         prompt = engine_prompt([1] * num_tokens, params, salt)
         return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
 
-    async def speak(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
-        """As the host, under a salt that names all that shapes the prompt.
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Build as the host, with a salt that names all that shapes the prompt.
 
         Raises: As the host.
         """
-        prepared = await super().speak(
-            request, sampling_params_list, has_inline_ref_audio
-        )
+        prepared = await super().speak(request, *others)
         if (salt := prepared.prompt.get("cache_salt")) is not None:
             prepared.prompt["cache_salt"] = _salt_of(salt, prepared.tts_params)
         return prepared
@@ -62,8 +58,8 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
 
 
 def _salt_of(hosts: str, params: Mapping[str, Any]) -> str:
-    """Add how the text is fed to the host's salt: it shapes the prompt as well.
+    """Add to the host's salt how the text is fed, which shapes the prompt as well.
 
-    The ids are placeholders, so two prompts of one salt share their KV.
+    The ids are placeholders, so two prompts with one salt share their KV.
     """
     return f"{hosts} {params.get('non_streaming_mode')}"

@@ -5,11 +5,7 @@ from typing import Any
 
 from torch import Tensor
 from vllm_omni.model_executor.models.output_templates import OmniOutput
-from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
-    _DUMMY_REQUEST_ID,
-    Qwen3TTSCode2Wav,
-    _codec_ids_from_payload_or_input,
-)
+from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_code2wav as host
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
@@ -20,16 +16,16 @@ from vllm_tts_cache.store.encoding import is_address
 Info = dict[str, Any]
 
 
-class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
-    """The host's decoder; only how a clone in context begins is ours."""
+class CachedQwen3TTSCode2Wav(host.Qwen3TTSCode2Wav):
+    """The host's decoder; this plugin only changes how a clone in context begins."""
 
     tts_cache_decoder_states: DecoderStates | None = None
     _prefixes: DecoderPrefixes | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the decoder; what was computed with other weights is deleted.
+        """Load the decoder, and delete states that other weights computed.
 
-        With CUDA graphs the host's own first chunk is replayed from one, and stays.
+        With CUDA graphs no states are kept: the host replays its own first chunk.
         """
         loaded = super().load_weights(weights)
         max_bytes = load_settings().decoder_max_bytes
@@ -51,18 +47,13 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
         model_intermediate_buffer: list[Info] | None = None,
         **kwargs: Any,
     ) -> OmniOutput:
-        """Decode as the host; a request's first chunk without its reference."""
+        """Decode as the host does, but a clone's first chunk without the reference."""
         infos = runtime_additional_information or model_intermediate_buffer or []
         if self._prefixes is not None and input_ids is not None and input_ids.numel():
             infos = self._all_begun(self._prefixes, input_ids, infos, kwargs)
-        return super().forward(
-            input_ids,
-            positions,
-            intermediate_tensors,
-            inputs_embeds,
-            runtime_additional_information=infos,
-            **kwargs,
-        )
+        kwargs["runtime_additional_information"] = infos
+        given = input_ids, positions, intermediate_tensors, inputs_embeds
+        return super().forward(*given, **kwargs)
 
     def _all_begun(
         self,
@@ -77,24 +68,25 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
             self._begun(prefixes, _state_id(ids, number, info), info, span)
             for number, (info, span) in enumerate(zip(infos, spans, strict=False))
         ]
-        return [*begun, *infos[len(begun) :]]  # a dummy run brings more
+        return [*begun, *infos[len(begun) :]]  # a dummy run has more infos than spans
 
     def _begun(
         self, prefixes: DecoderPrefixes, request_id: str | None, info: Any, span: Tensor
     ) -> Any:
-        """What a request brings, without a reference behind which it has begun.
+        """Return a request's info; leave a reference out whose state is stored or made.
 
-        Its codes are its ids, unless they are beside them; so these are ours then.
+        The host decodes the codes in the info, or else the ids. So the codes that
+        follow the reference are put into the info.
         """
         if request_id is None or request_id in self._decoder_state_cache:
             return info
         meta = info.get("meta") or {}
-        num_reference = _number(meta.get("ref_context_size"))
-        if not (num_reference and _number(meta.get("ref_context_included"))):
+        num_reference = _integer(meta.get("ref_context_size"))
+        if not (num_reference and _integer(meta.get("ref_context_included"))):
             return info
-        codes = _codec_ids_from_payload_or_input(span, info)
+        codes = host._codec_ids_from_payload_or_input(span, info)
         if codes.numel() % self._num_quantizers:
-            return info  # the host says so
+            return info  # the host logs it
         frames = codes.reshape(self._num_quantizers, -1)
         if frames.shape[1] <= num_reference:
             return info
@@ -107,33 +99,32 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
 
 
 def _state_id(given: Sequence[Any], number: int, info: Any) -> str | None:
-    """Whose state it is, as the host finds it; None of what begins none.
+    """Return the request's id for the host's states; None for a dummy request.
 
-    Its own dummy runs bring ids, and its second runner's steps, in what comes with a
-    request alone.
+    Only the info has the id in the host's dummy runs and its second runner's steps.
     """
     if not isinstance(info, dict):
         return None
-    name = _only((info.get("meta") or {}).get("request_id"))
+    name = _single_value((info.get("meta") or {}).get("request_id"))
     if number < len(given):
         name = given[number]
-    if name is None or str(name).startswith(_DUMMY_REQUEST_ID):
+    if name is None or str(name).startswith(host._DUMMY_REQUEST_ID):
         return None
     return str(name)
 
 
-def _number(value: Any) -> int:
-    return int(_only(value) or 0)
+def _integer(value: Any) -> int:
+    return int(_single_value(value) or 0)
 
 
 def _registered(info: Info) -> str | None:
-    """The address of its reference, if that is a registered voice's."""
-    told = _only(info.get(HANDED_ON))
-    return told if isinstance(told, str) and is_address(told) else None
+    """Return the content address of a registered voice; None for other audio."""
+    address = _single_value(info.get(HANDED_ON))
+    return address if isinstance(address, str) and is_address(address) else None
 
 
-def _only(value: Any) -> Any:
-    """What the host hands on alone, in a list or in a tensor."""
+def _single_value(value: Any) -> Any:
+    """Return the one value that the host puts into a list or a tensor."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, Tensor):

@@ -1,13 +1,13 @@
-"""The codec decoder's state after the reference of a clone in context.
+"""The codec decoder's state after the reference of a clone in context, and its use.
 
 Later frames depend on the reference's last frames (72, as shipped) by the keys and
-values of a transformer, and by what the convolutions behind it read last. Both are the
-same for every request of a voice. The host computes them anew in each request, with 72
-frames of samples that nobody hears.
+values of a transformer, and by the columns that the convolutions after it read last.
+Both are the same for every request of a voice. The host computes them again in each
+request, with 72 frames of samples that it throws away.
 """
 
 import hashlib
-import logging
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,26 +18,24 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
     modeling_qwen3_tts_tokenizer_v2 as host,
 )
 
-from vllm_tts_cache.families.qwen3_tts.first_chunks import (
-    TAILS,
-    FirstChunks,
-    State,
-    attention_mask,
-    samples_of,
-)
 from vllm_tts_cache.families.qwen3_tts.streamed_convs import StreamedConvs
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+throttled = ThrottledLog()
+
+# The host's decoder state of a request. Until its first frames are decoded, it also has
+# the key `TAILS`.
+State = dict[str, Any]
+TAILS = "tts_cache_tails"
 
 
 class DecoderPrefixes:
-    """Begins requests behind a reference.
+    """Makes the decoder states with which requests begin after a reference.
 
     Args:
         decoder: The host's codec decoder, with its weights.
-        states: Keeps those of registered voices.
+        states: Cache of the states of registered voices.
     """
 
     def __init__(self, decoder: Any, states: DecoderStates):
@@ -47,19 +45,21 @@ class DecoderPrefixes:
         FirstChunks(decoder, self._convs)
 
     def begin(self, codes: Tensor, audio_sha256: str | None) -> State | None:
-        """A request's state behind a reference.
+        """Return a request's state after a reference.
 
         Args:
             codes: ``(num_codebooks, num_frames)`` of the reference, integers, on any
                 device.
-            audio_sha256: Of a registered voice, whose state is kept.
+            audio_sha256: Address of a registered voice, whose state is cached; or None.
 
-        Returns None, and deletes all that is kept, where the device has no memory for
-        one: the host's own first chunk needs no state.
+        Returns None, and deletes all cached states, if the device has no memory for a
+        state: the host's own first chunk needs none.
         """
         make = partial(self._make, codes)
+        values = codes.to(device="cpu", dtype=torch.int32).contiguous()
+        digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()
         try:
-            return dict(self._states.get(audio_sha256, _digest(codes), make))
+            return dict(self._states.get(audio_sha256, digest, make))
         except torch.OutOfMemoryError as exc:
             num_deleted = self._states.delete_all_for_now()
             message = "No memory for a voice's state in the decoder; deleted %d: %s"
@@ -68,10 +68,10 @@ class DecoderPrefixes:
 
     @torch.no_grad()
     def _make(self, codes: Tensor) -> DecoderState:
-        """Compute it alone, so that its bits depend on no neighbour.
+        """Compute one state by itself, so that its bits depend on no other request.
 
-        A shorter reference is padded as the host pads it, which then decodes requests
-        of all lengths together.
+        A reference that is shorter than the window is padded as by the host, which can
+        then decode requests of all lengths together.
         """
         decoder, num_frames = self._decoder, codes.shape[-1]
         length = max(int(decoder.config.sliding_window), num_frames)
@@ -83,12 +83,11 @@ class DecoderPrefixes:
         quantized = decoder.quantizer.decode(padded)
         quantized = quantized * mask.unsqueeze(1).to(quantized.dtype)
         convolved = decoder.pre_conv(quantized).transpose(1, 2)
-        after = decoder.pre_transformer(
-            inputs_embeds=convolved, attention_mask=mask, use_cache=True
-        )
+        transform = decoder.pre_transformer
+        after = transform(inputs_embeds=convolved, attention_mask=mask, use_cache=True)
         hidden = after.last_hidden_state * mask.unsqueeze(-1)
         with self._convs.recorded() as tails:
-            # As many as the host gives them with every later chunk.
+            # As many frames as the host adds to every later chunk.
             samples_of(decoder, hidden[:, -host._DOWNSTREAM_CONTEXT_FRAME :])
         state = {
             "prefix_frames": num_frames,
@@ -97,22 +96,17 @@ class DecoderPrefixes:
             "ref_hidden": quantized,
             "ref_conv": convolved,
             "prefix_hidden": hidden,
-            "past_key_values": _alone(after.past_key_values),
+            "past_key_values": _copied(after.past_key_values),
             TAILS: tails,
         }
         return DecoderState(state, _num_bytes(state))
 
 
-def _alone(cache: Any) -> Any:
-    """The cache, holding on to no frames but its own, which are a view of more."""
+def _copied(cache: Any) -> Any:
+    """Copy the cache's keys and values, which are views of larger tensors."""
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
     return cache
-
-
-def _digest(codes: Tensor) -> str:
-    values = codes.to(device="cpu", dtype=torch.int32).contiguous()
-    return hashlib.sha256(values.numpy().tobytes()).hexdigest()
 
 
 def _num_bytes(state: State) -> int:
@@ -121,3 +115,124 @@ def _num_bytes(state: State) -> int:
         tensors += [layer.keys, layer.values]
     tensors += state[TAILS]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class FirstChunks:
+    """Patches a decoder to begin requests whose states hold `TAILS`.
+
+    The host decodes first frames in batches only after an empty state, an x-vector's,
+    and not after the state of a reference.
+
+    Args:
+        decoder: The host's codec decoder.
+        convs: The decoder's convolutions.
+    """
+
+    def __init__(self, decoder: Any, convs: StreamedConvs):
+        self._decoder = decoder
+        self._convs = convs
+        later = decoder.batched_chunked_decode
+        decoder.batched_chunked_decode = partial(self._decode, later)
+
+    def _decode(
+        self,
+        later: Any,
+        codes: Tensor,
+        lengths: Sequence[int],
+        caches: Sequence[State] | None = None,
+        max_batch_size: int = 0,
+        **settings: Any,
+    ) -> list[Tensor]:
+        """As the host's ``batched_chunked_decode``: ``(1, num_samples)`` for each."""
+        settings["max_batch_size"] = max_batch_size
+        states = caches or []
+        found: dict[int, Tensor] = {}
+        for rows in _rows_of_one_shape(lengths, states, max_batch_size or len(lengths)):
+            frames = codes[rows, :, : lengths[rows[0]]]
+            samples = self._decode_together(frames, [states[row] for row in rows])
+            found.update(zip(rows, samples, strict=True))
+        if not found:
+            return later(codes, lengths, caches=caches, **settings)
+        if rest := [row for row in range(len(lengths)) if row not in found]:
+            given = [lengths[row] for row in rest], [states[row] for row in rest]
+            samples = later(codes[rest], given[0], caches=given[1], **settings)
+            found.update(zip(rest, samples, strict=True))
+        return [found[row] for row in range(len(lengths))]
+
+    def _decode_together(self, codes: Tensor, states: list[State]) -> Tensor:
+        """Decode ``(num_rows, num_codebooks, num_frames)`` after states of one length.
+
+        Returns ``(num_rows, 1, num_samples)``.
+        """
+        decoder, num_frames = self._decoder, codes.shape[-1]
+        ends = (state.pop(TAILS) for state in states)
+        tails = [torch.cat(row) for row in zip(*ends, strict=True)]
+        quantized = decoder.quantizer.decode(codes)
+        context = torch.cat([state["ref_hidden"] for state in states])
+        context = context[:, :, -host._CONV_CONTEXT_FRAME :]
+        convolved = decoder.pre_conv(torch.cat([context, quantized], dim=-1))
+        convolved = convolved[:, :, -num_frames:].transpose(1, 2)
+        length = states[0]["decoder_prefix_frames"] + num_frames
+        paddings = [state["prefix_pad_frames"] for state in states]
+        hidden = decoder.pre_transformer(
+            inputs_embeds=convolved,
+            attention_mask=attention_mask(length, paddings, codes.device),
+            # A copy: requests of a voice share these keys and values.
+            past_key_values=decoder._batch_dynamic_caches(
+                [state["past_key_values"] for state in states]
+            ),
+            use_cache=True,
+        ).last_hidden_state
+        with self._convs.behind(tails):
+            samples = samples_of(decoder, hidden)
+        self._remember(states, quantized, convolved)
+        return samples
+
+    def _remember(
+        self, states: list[State], quantized: Tensor, convolved: Tensor
+    ) -> None:
+        """Store in each state what the host stores there."""
+        window = int(self._decoder.config.sliding_window)
+        # The host keeps all frames while its window is not full.
+        is_full = quantized.shape[-1] >= window
+        num_convolved = window - host._CONV_CONTEXT_FRAME if is_full else 0
+        for number, state in enumerate(states):
+            row = slice(number, number + 1)
+            state["suffix_quantized"] = quantized[row, :, -window:].clone()
+            state["suffix_conv"] = convolved[row, -num_convolved:].clone()
+            state["suffix_frames"] = quantized.shape[-1]
+
+
+def _rows_of_one_shape(
+    lengths: Sequence[int], states: Sequence[State], max_rows: int
+) -> Iterator[list[int]]:
+    """Yield rows of equal frames and equal prefix frames, ``max_rows`` at most."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, state in enumerate(states):
+        if TAILS in state:
+            shape = (lengths[row], state["decoder_prefix_frames"])
+            groups.setdefault(shape, []).append(row)
+    for rows in groups.values():
+        for first in range(0, len(rows), max_rows):
+            yield rows[first : first + max_rows]
+
+
+def attention_mask(
+    length: int, paddings: Sequence[int], device: torch.device
+) -> Tensor:
+    """Return ``(num_rows, length)``, False where a row begins with padding."""
+    mask = torch.ones((len(paddings), length), dtype=torch.bool, device=device)
+    for row, padding in enumerate(paddings):
+        mask[row, :padding] = False
+    return mask
+
+
+def samples_of(decoder: Any, hidden: Tensor) -> Tensor:
+    """Decode ``(num_rows, num_frames, hidden)`` to ``(num_rows, 1, num_samples)``."""
+    columns = hidden.permute(0, 2, 1)
+    for blocks in decoder.upsample:
+        for block in blocks:
+            columns = block(columns)
+    for block in decoder.decoder:
+        columns = block(columns)
+    return columns.clamp(min=-1, max=1)

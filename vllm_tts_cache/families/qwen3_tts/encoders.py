@@ -8,9 +8,9 @@ from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
 from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.reference import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders, ReferenceEncoder
 
-# What the config must say for these two encoders to be the right ones.
+# Fields of the config that tell whether these two encoders are the checkpoint's.
 _EXPECTED = {
     "model_type": "qwen3_tts",
     "tts_model_type": "base",
@@ -18,22 +18,18 @@ _EXPECTED = {
 }
 
 
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: It is no Base checkpoint with the 12 Hz codec, or a tensor
-            is missing or of another shape; the message names them.
+            is missing or of another shape; the message names the field or tensors.
     """
     config = read_json(model_dir / "config.json")
     for field, expected in _EXPECTED.items():
         if (found := config.get(field)) != expected:
-            raise CheckpointError(
-                str(model_dir / "config.json"),
-                f"{field} is {found!r}; voices are cloned by {expected!r} only",
-            )
+            reason = f"{field} is {found!r}; voices are cloned by {expected!r} only"
+            raise CheckpointError(str(model_dir / "config.json"), reason)
     encoders: tuple[ReferenceEncoder, ...] = (
         load_speaker_encoder(model_dir, config, device),
         load_codec_encoder(model_dir / "speech_tokenizer", device),

@@ -10,8 +10,8 @@ from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 SPEAKER = "speaker"
 CODEC = "codec"
 
-# The one text of a request that the host hands on from the talker to the decoder. A
-# Base checkpoint has no use of its own for it.
+# The only text field of a request that the host sends on from the talker to the
+# decoder; a Base checkpoint does not use it, so it carries the content address.
 HANDED_ON = "speaker"
 
 MODEL_TYPE = "qwen3_tts"
@@ -32,7 +32,7 @@ _HERE = "vllm_tts_cache.families.qwen3_tts"
 
 
 def why_it_clones_nothing(model_dir: Path) -> str | None:
-    """Say why a checkpoint clones no voices; None of a Base checkpoint.
+    """Say why a checkpoint clones no voices; None for a Base checkpoint.
 
     Raises: CheckpointError.
     """
@@ -56,7 +56,7 @@ _FRAMES_PER_SECOND = 12.5
 _PAUSE_SECONDS = 2.0
 _LETTERS_PER_SECOND = 8.0
 _IDEOGRAMS_PER_SECOND = 2.5
-_FIRST_IDEOGRAM = "\u2e80"  # what follows takes a syllable or more, with few exceptions
+_FIRST_IDEOGRAM = "\u2e80"  # from here on most characters take a syllable or more
 
 
 def plausible_frames(text: str) -> int:
@@ -92,8 +92,8 @@ FAMILY = Family(
     # The last id of the codec vocabulary, where the talker masks every id from 2048 up
     # but its end of speech.
     failure_id=3071,
-    # It does not resume: the host keeps how far the text was fed and what each frame's
-    # codes were in buffers that it drops, or does not wind back.
+    # A preempted request does not resume: the host keeps the progress of the text and
+    # each frame's codes in buffers that it drops, or does not rewind.
     plausible_tokens=plausible_frames,
     asks_inline_transcript=True,
     official="qwen-tts 0.1.1",

@@ -5,7 +5,7 @@ import json
 from functools import cached_property
 from typing import Any
 
-from vllm_tts_cache.families.networks.prompts import engine_prompt
+from vllm_tts_cache.families.networks.prompts import Prompt, engine_prompt
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
@@ -16,17 +16,15 @@ class Qwen3TTSPrompts:
     """Builds the prompts of one checkpoint.
 
     Args:
-        model: Its folder, or Hugging Face id.
-        config: Its ``config.json``.
+        model: The checkpoint's folder, or Hugging Face id.
+        config: The checkpoint's ``config.json``.
     """
 
     def __init__(self, model: str, config: dict[str, Any], _encoding: object):
         self._model = model
         self._talker_config: dict[str, Any] = config["talker_config"]
 
-    def prompt(
-        self, speaker: PreparedSpeaker, text: str, language: str
-    ) -> dict[str, Any]:
+    def prompt(self, speaker: PreparedSpeaker, text: str, language: str) -> Prompt:
         """Return the prompt that speaks ``text``."""
         information = _information(speaker, text, language)
         num_tokens = self._num_tokens(information)
@@ -73,6 +71,6 @@ def _information(
         num_frames = num_codec_frames(speaker.num_samples, speaker.sample_rate_hz)
         information["ref_text"] = [speaker.ref_text]
         information["ref_code_length"] = [num_frames]
-        # A job has few voices, which nobody deletes: the decoder keeps their states.
+        # The voices of a job are never deleted, so the decoder may cache their states.
         information[HANDED_ON] = [speaker.ref.audio_sha256]
     return information

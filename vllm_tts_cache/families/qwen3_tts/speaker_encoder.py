@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
-    Qwen3TTSSpeakerEncoderConfig,
+from vllm_omni.model_executor.models.qwen3_tts import (
+    configuration_qwen3_tts as configuration,
 )
-from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import (
-    mel_spectrogram,
-)
-from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
-    Qwen3TTSSpeakerEncoder,
+from vllm_omni.model_executor.models.qwen3_tts import (
+    prompt_embeds_builder,
+    qwen3_tts_talker,
 )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -22,11 +20,7 @@ from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.networks.mel import mel_filters
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.qwen3_tts.family import SPEAKER
-from vllm_tts_cache.speaker.checkpoint import (
-    assign_float32,
-    encoder_fingerprint,
-    read_tensors,
-)
+from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
@@ -42,19 +36,13 @@ _NUM_MELS = 128
 _HOP_SAMPLES = 256
 _MAX_HZ = 12_000
 
-# See docs/gpu.md for where it comes from.
+# docs/gpu.md has the source of this figure.
 _NEED = MemoryNeed(bytes_per_second=10 * 1024**2)
 
-# All that is read of the encoder's config but its rate, which can be no other.
+# The used fields of the encoder's config; the rate is missing, as only one is allowed.
 _READ = (
-    "mel_dim",
-    "enc_dim",
-    "enc_channels",
-    "enc_kernel_sizes",
-    "enc_dilations",
-    "enc_attention_channels",
-    "enc_res2net_scale",
-    "enc_se_channels",
+    *("mel_dim", "enc_dim", "enc_channels", "enc_kernel_sizes", "enc_dilations"),
+    *("enc_attention_channels", "enc_res2net_scale", "enc_se_channels"),
 )
 
 
@@ -71,8 +59,7 @@ class SpeakerEncoder:
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio of at least 0.1 s.
 
-        Raises:
-            EncodeError: The network failed on this audio.
+        Raises: EncodeError if the network failed on this audio.
         """
         try:
             with exact_float32(self.device):
@@ -82,15 +69,10 @@ class SpeakerEncoder:
         return Encoding({"speaker_embedding": embedding.cpu().numpy()})
 
     def _mel(self, audio: ReferenceAudio) -> Tensor:
-        """Log-mel frames ``(1, num_frames, 128)``; on the CPU, as the official ones."""
+        """Log-mel frames ``(1, num_frames, 128)``, made on the CPU as officially."""
         waveform = torch.tensor(resample(audio, SAMPLE_RATE_HZ), device="cpu")
-        filters = mel_filters(
-            sample_rate_hz=SAMPLE_RATE_HZ,
-            num_fft=_NUM_FFT,
-            num_mels=_NUM_MELS,
-            max_hz=_MAX_HZ,
-        )
-        return mel_spectrogram(
+        filters = mel_filters(SAMPLE_RATE_HZ, _NUM_FFT, _NUM_MELS, _MAX_HZ)
+        return prompt_embeds_builder.mel_spectrogram(
             waveform.unsqueeze(0),
             n_fft=_NUM_FFT,
             num_mels=_NUM_MELS,
@@ -99,7 +81,7 @@ class SpeakerEncoder:
             win_size=_NUM_FFT,
             fmin=0,
             mel_basis=torch.tensor(filters, device="cpu"),
-            # The host would cache one of whatever dtype is the default just now.
+            # The host would cache a window of the current default dtype.
             hann_window=torch.hann_window(_NUM_FFT, dtype=torch.float32, device="cpu"),
         ).transpose(1, 2)
 
@@ -107,42 +89,29 @@ class SpeakerEncoder:
 def load_speaker_encoder(
     model_dir: Path, config: Mapping[str, Any], device: torch.device
 ) -> SpeakerEncoder:
-    """Load it from the checkpoint; ``config`` is the model's ``config.json``.
+    """Load the encoder of a checkpoint; ``config`` is the model's ``config.json``.
 
-    Raises:
-        CheckpointError: Its weights or its settings are not what it needs.
+    Raises: CheckpointError if a file cannot be read, or weights or settings do not fit.
     """
     section = config.get("speaker_encoder_config") or {}
     if (rate_hz := section.get("sample_rate", SAMPLE_RATE_HZ)) != SAMPLE_RATE_HZ:
-        raise CheckpointError(
-            str(model_dir / "config.json"),
-            f"its speaker encoder takes {rate_hz} Hz, not {SAMPLE_RATE_HZ} Hz",
-        )
-    encoder_config = Qwen3TTSSpeakerEncoderConfig(**section)
+        reason = f"its speaker encoder takes {rate_hz} Hz, not {SAMPLE_RATE_HZ} Hz"
+        raise CheckpointError(str(model_dir / "config.json"), reason)
+    encoder_config = configuration.Qwen3TTSSpeakerEncoderConfig(**section)
     with torch.device("meta"):
-        network = Qwen3TTSSpeakerEncoder(encoder_config)
-    weights = assign_float32(
-        network,
-        read_tensors(model_dir, "speaker_encoder."),
-        path=f"{model_dir} speaker_encoder.*",
-    )
-    return SpeakerEncoder(
-        network=network.to(device),
-        device=device,
-        fingerprint=encoder_fingerprint(
-            network="qwen3 ecapa speaker encoder",
-            revision=REVISION,
-            resampler=RESAMPLER,
-            weights=weights,
-            settings=_settings(encoder_config),
-        ),
-    )
-
-
-def _settings(config: Qwen3TTSSpeakerEncoderConfig) -> dict[str, Any]:
-    # With its defaults filled in, which another version of the host may change.
-    return {
-        "config": {name: getattr(config, name) for name in _READ},
+        network = qwen3_tts_talker.Qwen3TTSSpeakerEncoder(encoder_config)
+    tensors = checkpoint.read_tensors(model_dir, "speaker_encoder.")
+    path = f"{model_dir} speaker_encoder.*"
+    weights = checkpoint.assign_float32(network, tensors, path=path)
+    # Defaults are filled in, because another version of the host may change them.
+    settings = {
+        "config": {name: getattr(encoder_config, name) for name in _READ},
         "sample_rate_hz": SAMPLE_RATE_HZ,
         "mel": [_NUM_FFT, _NUM_MELS, _HOP_SAMPLES, _MAX_HZ],
     }
+    fingerprint = checkpoint.encoder_fingerprint(
+        "qwen3 ecapa speaker encoder", REVISION, RESAMPLER, weights, settings
+    )
+    return SpeakerEncoder(
+        network=network.to(device), device=device, fingerprint=fingerprint
+    )

@@ -1,7 +1,7 @@
-"""Causal convolutions that go on where others ended.
+"""Causal convolutions that continue after columns that they read before.
 
 The codec decoder turns hidden frames into samples by causal convolutions. The host
-gives them 12 earlier frames with each chunk, and throws away what these become. Here
+gives them 12 earlier frames with each chunk, and throws the samples of these away. Here
 each convolution keeps the last columns that it read of a voice's reference instead.
 """
 
@@ -17,15 +17,15 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
     modeling_qwen3_tts_tokenizer_v2 as host,
 )
 
-# The columns that each convolution reads again, in the order in which they are asked.
+# The columns that each convolution reads again, in the order of their calls.
 Tails = list[Tensor]
 _Conv = Callable[[Tensor], Tensor]
 
 
 class StreamedConvs:
-    """Lets a decoder's convolutions begin behind columns that they read before.
+    """Lets a decoder's convolutions begin after columns that they read before.
 
-    Outside of its blocks they are the host's.
+    Outside of the blocks of `recorded` and `behind` they compute as the host does.
 
     Args:
         decoder: The host's codec decoder.
@@ -40,7 +40,7 @@ class StreamedConvs:
                 module.forward = partial(streamed, module, module.forward)
 
     def _streamed(self, module: Any) -> Callable[[Any, _Conv, Tensor], Tensor] | None:
-        """What computes a convolution that reads earlier columns; None of others."""
+        """Return how a convolution reads earlier columns; None for other modules."""
         if isinstance(module, host.Qwen3TTSTokenizerV2CausalConvNet):
             return self._conv if module.padding else None
         if isinstance(module, host.Qwen3TTSTokenizerV2CausalTransConvNet):
@@ -49,7 +49,7 @@ class StreamedConvs:
 
     @contextmanager
     def recorded(self) -> Iterator[Tails]:
-        """Yield a list, which holds what they read last when the block ends."""
+        """Yield a list to which each convolution adds the columns that it read last."""
         self._tails, self._is_recording = [], True
         try:
             yield self._tails
@@ -58,7 +58,7 @@ class StreamedConvs:
 
     @contextmanager
     def behind(self, tails: Tails) -> Iterator[None]:
-        """Have them begin behind these; each convolution runs once."""
+        """Let the convolutions begin after ``tails``; each must run once."""
         self._tails, self._num_read = tails, 0
         try:
             yield
@@ -74,7 +74,7 @@ class StreamedConvs:
         return module.conv(self._joined(columns)).contiguous()
 
     def _spread(self, module: Any, forward: _Conv, columns: Tensor) -> Tensor:
-        """One that makes several columns of each, of which some reach into the next."""
+        """Compute a transposed convolution, whose columns overlap the next ones."""
         if self._tails is None:
             return forward(columns)
         (stride,), (width,) = module.conv.stride, module.conv.kernel_size

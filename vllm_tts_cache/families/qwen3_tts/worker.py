@@ -4,32 +4,29 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
-    Qwen3TTSTalkerForConditionalGeneration,
-)
+from torch import Tensor
+from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as host
 
-from vllm_tts_cache.families.qwen3_tts.family import (
-    CODEC,
-    FAMILY,
-    IN_CONTEXT,
-    SPEAKER,
-    X_VECTOR,
-)
-from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone, on_device
+from vllm_tts_cache.families.qwen3_tts import family
+from vllm_tts_cache.model_executor import talker
+from vllm_tts_cache.model_executor.talker import Built
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration):
-    """The host's talker; only where a speaker prompt comes from is ours."""
+class CachedQwen3TTSTalker(
+    talker.CachedTalker, host.Qwen3TTSTalkerForConditionalGeneration
+):
+    """The host's talker with speaker prompts from stored encodings."""
 
-    tts_cache_family = FAMILY
+    tts_cache_family = family.FAMILY
 
-    @failing_alone
-    def preprocess(
-        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build the prefill as the host does, with the speaker prompt put in first."""
-        if FIELD not in info or not _is_first_prefill(info):
+    @talker.failing_alone
+    def preprocess(self, input_ids: Tensor, input_embeds: Any, **info: Any) -> Built:
+        """Build the prefill as the host does, from our speaker prompt."""
+        # Later chunks slice the embeddings that the first one stored.
+        stored = (info.get("embed") or {}).get("prefill")
+        is_first = info.get("_omni_is_prefill", True) and stored is None
+        if FIELD not in info or not is_first:
             return super().preprocess(input_ids, input_embeds, **info)
         prefix = _prefix_of(info)
         is_whole = int(info.get("_omni_num_computed_tokens", 0)) == 0
@@ -51,29 +48,26 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
     ) -> dict[str, Any]:
         ref = self._speaker(info)
         in_context = not (info.get("x_vector_only_mode") or [False])[0]
-        mode = IN_CONTEXT if in_context else X_VECTOR
+        mode = family.IN_CONTEXT if in_context else family.X_VECTOR
         found = self._encodings(ref, mode.encoders)
         self._count_prompt()
-        embedding = on_device(found[SPEAKER]["speaker_embedding"], device)
+        embedding = talker.on_device(found[family.SPEAKER]["speaker_embedding"], device)
         prompt = {"ref_spk_embedding": embedding, "icl_mode": in_context}
         if in_context:
-            codes = found[CODEC]["codes"]
-            prompt["ref_code"] = on_device(codes, device, torch.long)
+            codes = found[family.CODEC]["codes"]
+            prompt["ref_code"] = talker.on_device(codes, device, torch.long)
         return prompt
 
-    def _passed_over(
-        self,
-        input_ids: torch.Tensor,
-        info: Mapping[str, Any],  # noqa: ARG002
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Prefill of a failed request; the first sampled id then ends it.
+    def _passed_over(self, input_ids: Tensor, info: Mapping[str, Any]) -> Built:
+        """Return harmless rows for a failed request; its first sampled id ends it.
 
-        What it leaves behind has all that the host's own prefill leaves: the host
-        joins each of these values over the batch, and one that is missing would give
-        the request's neighbours each other's (or no later step could run).
+        The update holds every value of the host's own prefill: the host joins each of
+        them over the batch, and a missing one would give other requests each other's
+        (or no later step could run).
         """
+        del info
         device = input_ids.device
-        pad: torch.Tensor = self.get_buffer("_tts_pad_embed")
+        pad: Tensor = self.get_buffer("_tts_pad_embed")
         padding = pad.to(device, self._embedding_dtype).reshape(1, -1)
         num_tokens, num_codes = len(input_ids), int(self.talker_config.num_code_groups)
         codes = torch.zeros((num_tokens, num_codes), dtype=torch.long, device=device)
@@ -84,7 +78,7 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
             "meta": {
                 "talker_text_offset": 0,
                 "talker_prefill_offset": num_tokens,
-                "codec_streaming": True,  # as of every clone
+                "codec_streaming": True,  # as for every clone
                 "codec_frame_valid": torch.zeros((), dtype=torch.bool, device=device),
                 "ref_code_len": 0,
             },
@@ -93,15 +87,9 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
         return pad_ids, padding.repeat(num_tokens, 1), update
 
 
-def _is_first_prefill(info: Mapping[str, Any]) -> bool:
-    # Later chunks slice the embeddings that the first one stored.
-    prefill = (info.get("embed") or {}).get("prefill")
-    return bool(info.get("_omni_is_prefill", True)) and prefill is None
-
-
 def _prefix_of(info: Mapping[str, Any]) -> str:
-    """Name the KV prefix: the ids are placeholders, and the salt holds voice and text.
+    """Name a request's KV prefix by voice and text, as the ids are placeholders.
 
-    What else the salt holds is left out: to suspect a prefix too many costs one retry.
+    Other parts of the salt are left out: to suspect one prefix too many costs a retry.
     """
     return f"{info.get(FIELD)} {info.get('text')}"

@@ -1,1 +1,1 @@
-"""VoxCPM2; what the generic parts need of it is in ``family``."""
+"""VoxCPM2; ``family`` has what the generic code needs to know."""

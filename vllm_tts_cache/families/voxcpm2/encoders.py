@@ -1,40 +1,101 @@
 """The AudioVAE's encoder: reference audio to the features that a prompt is made of."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
-from vllm_tts_cache.families.voxcpm2.checkpoint import (
-    read_encoder_sizes,
-    read_encoder_weights,
-)
-from vllm_tts_cache.families.voxcpm2.family import (
-    CONTINUATION_ENCODER,
-    REFERENCE_ENCODER,
-)
+from vllm_tts_cache.families.networks.torch_file import read_torch_file, tensors_under
+from vllm_tts_cache.families.voxcpm2 import family, positions
 from vllm_tts_cache.families.voxcpm2.network import AudioEncoder
-from vllm_tts_cache.families.voxcpm2.positions import (
-    LATENTS_PER_POSITION,
-    SAMPLE_RATE_HZ,
-    SAMPLES_PER_POSITION,
-)
-from vllm_tts_cache.speaker.checkpoint import assign_float32, encoder_fingerprint
+from vllm_tts_cache.speaker import checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what an encoder computes.
 REVISION = 1
 
-# With the released 128 channels, not in slices; see docs/gpu.md for its source.
+# With the released 128 channels, without slices; docs/gpu.md has the source.
 _NUM_CHANNELS = 128
 _NEED = MemoryNeed(bytes_per_second=64 * 1024**2)
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+_PREFIX = "encoder."
+# The layer of the latents' variances; only the means are used.
+_NOT_READ = "fc_logvar."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSizes:
+    """The encoder's part of ``audio_vae_config``, with the official defaults."""
+
+    encoder_dim: Positive = 128
+    encoder_rates: tuple[Positive, ...] = (2, 5, 8, 8)
+    latent_dim: Positive = 64
+    depthwise: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AudioVAEConfig(EncoderSizes):
+    sample_rate: Positive = 16_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Config:
+    audio_vae_config: _AudioVAEConfig | None = None
+    patch_size: Positive = 4
+
+
+def read_encoder_sizes(model_dir: Path) -> EncoderSizes:
+    """Read the encoder's sizes from ``config.json``.
+
+    Raises:
+        CheckpointError: A value is of another type, or a clip would take another
+            number of positions than `positions` counts for it.
+    """
+    path = str(model_dir / "config.json")
+    try:
+        config = msgspec.convert(read_json(model_dir / "config.json"), _Config)
+    except msgspec.ValidationError as exc:
+        raise CheckpointError(path, str(exc)) from exc
+    vae = config.audio_vae_config or _AudioVAEConfig()
+    found = vae.sample_rate, math.prod(vae.encoder_rates), config.patch_size
+    known = positions.SAMPLE_RATE_HZ, positions.SAMPLES_PER_LATENT
+    known += (positions.LATENTS_PER_POSITION,)
+    if found != known:
+        described = "{} Hz, {} samples a latent and {} latents a patch"
+        reason = f"voices are cloned at {described.format(*known)} only, and it has "
+        raise CheckpointError(path, reason + described.format(*found))
+    return EncoderSizes(**{f.name: getattr(vae, f.name) for f in fields(EncoderSizes)})
+
+
+def read_encoder_weights(model_dir: Path) -> tuple[str, dict[str, Tensor]]:
+    """Return the source of the encoder's tensors, for messages, and the tensors.
+
+    They come from the file that the official package reads, on the CPU and in the
+    file's dtypes; they may be views of it. Names are without the prefix ``encoder.``.
+
+    Raises: CheckpointError.
+    """
+    path = model_dir / "audiovae.safetensors"
+    if path.exists():
+        found = checkpoint.read_safetensors(path, _PREFIX)
+    else:
+        path = model_dir / "audiovae.pth"
+        found = tensors_under(read_torch_file(path), _PREFIX)
+    weights = {n: t for n, t in found.items() if not n.startswith(_NOT_READ)}
+    return f"{path} {_PREFIX}*", weights
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,9 +103,9 @@ class AudioVAEEncoder:
     """Gives ``features``: ``(num_positions, 4, latent_dim)`` float32.
 
     Attributes:
-        network: Shared by both encoders.
-        fills_up_before: Whether silence that makes whole positions of a clip stands
-            before it. Then the clip's end meets what is to be spoken next.
+        network: The network, which both encoders share.
+        fills_up_before: Whether the silence that fills a clip up to whole positions
+            stands before the clip: then the clip's end meets the speech that follows.
     """
 
     network: AudioEncoder
@@ -57,27 +118,23 @@ class AudioVAEEncoder:
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio, filled up with silence to whole positions.
 
-        Raises:
-            EncodeError: The network failed on this audio.
+        Raises: EncodeError if the network failed on this audio.
         """
         try:
-            samples = self._filled_up(resample(audio, SAMPLE_RATE_HZ))
+            samples = resample(audio, positions.SAMPLE_RATE_HZ)
+            missing = -samples.size % positions.SAMPLES_PER_POSITION
+            sides = (missing, 0) if self.fills_up_before else (0, missing)
+            samples = np.pad(samples, sides)
             with exact_float32(self.device):
                 waveform = torch.tensor(samples, device=self.device).view(1, 1, -1)
                 latents = self.network(waveform)[0].cpu()
         except (RuntimeError, ValueError) as exc:
             raise EncodeError(f"AudioVAE encoder: {exc}") from exc
-        shape = (-1, LATENTS_PER_POSITION, len(latents))
+        shape = (-1, positions.LATENTS_PER_POSITION, len(latents))
         return Encoding({"features": latents.T.reshape(shape).numpy()})
 
-    def _filled_up(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        missing = -samples.size % SAMPLES_PER_POSITION
-        return np.pad(samples, (missing, 0) if self.fills_up_before else (0, missing))
 
-
-def load_reference_encoders(
-    model_dir: Path, device: torch.device
-) -> dict[str, ReferenceEncoder]:
+def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
@@ -88,35 +145,26 @@ def load_reference_encoders(
     sizes = read_encoder_sizes(model_dir)
     source, weights = read_encoder_weights(model_dir)
     with torch.device("meta"):
-        network = AudioEncoder(
-            width=sizes.encoder_dim,
-            rates=sizes.encoder_rates,
-            latent_dim=sizes.latent_dim,
-            depthwise=sizes.depthwise,
-        )
-    weights = assign_float32(network, weights, path=source)
+        network = AudioEncoder(**asdict(sizes))
+    weights = checkpoint.assign_float32(network, weights, path=source)
     network.to(device)
     with torch.no_grad():
         network.multiply_out()  # on the device, as the official package does it
-    encoders: dict[str, ReferenceEncoder] = {}
-    for name in (REFERENCE_ENCODER, CONTINUATION_ENCODER):
-        fills_up_before = name == CONTINUATION_ENCODER
+    encoders: Encoders = {}
+    for name in (family.REFERENCE_ENCODER, family.CONTINUATION_ENCODER):
+        fills_up_before = name == family.CONTINUATION_ENCODER
         settings = {
             **asdict(sizes),
-            "sample_rate_hz": SAMPLE_RATE_HZ,
-            "latents_per_position": LATENTS_PER_POSITION,
+            "sample_rate_hz": positions.SAMPLE_RATE_HZ,
+            "latents_per_position": positions.LATENTS_PER_POSITION,
             "fills_up_before": fills_up_before,
         }
         encoders[name] = AudioVAEEncoder(
             network=network,
             device=device,
             fills_up_before=fills_up_before,
-            fingerprint=encoder_fingerprint(
-                network="voxcpm2 audio vae",
-                revision=REVISION,
-                resampler=RESAMPLER,
-                weights=weights,
-                settings=settings,
+            fingerprint=checkpoint.encoder_fingerprint(
+                "voxcpm2 audio vae", REVISION, RESAMPLER, weights, settings
             ),
             name=name,
             need=_NEED.scaled(sizes.encoder_dim / _NUM_CHANNELS),

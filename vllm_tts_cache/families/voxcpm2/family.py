@@ -10,9 +10,7 @@ CONTINUATION_ENCODER = "continuation"
 
 ARCHITECTURE = "voxcpm2"
 REFERENCE = Mode(
-    name="reference",
-    encoders=(REFERENCE_ENCODER,),
-    transcript=Transcript.UNUSED,
+    name="reference", encoders=(REFERENCE_ENCODER,), transcript=Transcript.UNUSED
 )
 CONTINUATION = Mode(
     name="continuation",
@@ -34,15 +32,15 @@ FAMILY = Family(
     waits_for_outputs_of="voxcpm2",
     adapter=f"{_HERE}.adapter:CachedVoxCPM2Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
-    offline_part=f"{_HERE}.offline:VoxCPM2Prompts",
+    offline_part=f"{_HERE}.prompt:VoxCPM2Prompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=stage_configs.FOLDER / "voxcpm2_cpu.yaml",
     side_files=("config.json", ("audiovae.safetensors", "audiovae.pth")),
     sample_rate_hz=48_000,
     failure_id=3,  # only 0, go on, and 1, stop, are ever sampled
-    # It does not resume: what a position was made of lies in the worker, and a prompt
-    # that goes on with its outputs is longer than what was built for it.
-    # As stock: continuation is what a request asks for.
+    # A preempted request does not resume: only the worker knows what it built positions
+    # of, and a prompt that continues with outputs is longer than the one it built.
+    # As in stock, a request selects continuation, by its own transcript.
     stored_transcript_selects=False,
     official="voxcpm 2.0.3",
     never_run="a released checkpoint, a GPU",

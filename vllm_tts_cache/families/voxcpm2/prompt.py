@@ -1,21 +1,18 @@
-"""A clone's prompt on VoxCPM2: as many placeholder ids as the worker makes positions.
+"""A clone's prompt on VoxCPM2: a placeholder id for each position the worker makes.
 
-What it is made of travels beside the placeholders: the text's ids, the name of the
-mode, and whose reference it is. A position is a token, or one of the reference's. In
-the mode ``reference`` these stand before the text, between two marks; in
-``continuation`` they follow it, and the transcript stands before it.
+The worker makes them from the additional information: the text's ids, the name of the
+mode, and the reference's content address. A position is a token, or a patch of the
+reference. In the mode ``reference`` the reference stands before the text, between two
+marks; in ``continuation`` it follows the text, which begins with the transcript.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.networks.prompts import (
-    MODE,
-    Reference,
-    engine_prompt,
-    refuse_tokens,
-)
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.families.networks.prompts import MODE
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, REFERENCE
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.speaker.family import Mode
@@ -24,28 +21,24 @@ from vllm_tts_cache.speaker.reference import FIELD
 TEXT_IDS = "text_token_ids"  # as the host's talker reads them
 
 _NUM_MARKS = {REFERENCE: 2, CONTINUATION: 0}
-_NUM_STARTS = 1  # where the audio begins that is to be made
+_NUM_STARTS = 1  # the mark where new audio begins
 
 
-class PromptBuilder:
+class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with a checkpoint's tokenizer.
 
     Args:
         tokenizer: The checkpoint's.
-        split_map: Ids of several Chinese characters -> those of each, as the host
-            makes it.
+        split_map: Id of several Chinese characters -> ids of each, as the host makes
+            it.
     """
 
     def __init__(self, tokenizer: Any, split_map: dict[int, list[int]]):
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._split_map = split_map
-        added = tokenizer.added_tokens_decoder.values()
-        self._control_tokens = sorted(
-            {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-        )
 
     def clone(
-        self, text: str, transcript: str | None, *, mode: Mode, clip: Reference
+        self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
     ) -> dict[str, Any]:
         """Return the prompt, see `PromptAdapter`."""
         ids = self._ids(text)
@@ -54,17 +47,18 @@ class PromptBuilder:
         made = num_positions(clip.num_samples, clip.sample_rate_hz)
         total = count_positions(mode, num_ids=len(ids), num_positions=made)
         information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [ids]}
-        return engine_prompt([1] * total, information)
+        return prompts.engine_prompt([1] * total, information)
 
-    def check_text(self, field: str, text: str) -> None:
-        """Refuse a control token in a text.
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        """The special tokens, above all the one that begins a text.
 
-        The host takes an id of a text's beginning off where it counts the positions,
-        and one more where it makes them. So a text that began with it ended the engine.
-
-        Raises: InvalidSpeakerError.
+        The host removes one begin-of-text id when it counts positions, and one more
+        when it makes them. So a text that begins with that token would end the engine.
         """
-        refuse_tokens(self._control_tokens, field, text)
+        added = self._tokenizer.added_tokens_decoder.values()
+        special = {token.content for token in added if token.special}
+        return sorted(special.union(self._tokenizer.all_special_tokens))
 
     def _ids(self, text: str) -> list[int]:
         from vllm_omni.model_executor.models.voxcpm2.voxcpm2_talker import (
@@ -80,9 +74,9 @@ def count_positions(mode: Mode, *, num_ids: int, num_positions: int) -> int:
     """Return the length of a prompt; the worker has to make as many positions.
 
     Args:
-        mode: How it is cloned.
-        num_ids: Of text and transcript.
-        num_positions: Of the reference.
+        mode: The clone's mode.
+        num_ids: Ids of text and transcript.
+        num_positions: Positions of the reference.
     """
     return num_ids + _NUM_STARTS + num_positions + _NUM_MARKS[mode]
 
@@ -90,10 +84,24 @@ def count_positions(mode: Mode, *, num_ids: int, num_positions: int) -> int:
 def ids_of_request(info: Mapping[str, Any]) -> Sequence[int]:
     """Read the ids of transcript and text out of a request's additional information.
 
-    Raises: TTSCacheError if they are not there.
+    Raises: TTSCacheError if the ids are missing.
     """
     match info.get(TEXT_IDS):
         case [[*ids]]:
             return ids
         case other:
-            raise TTSCacheError(f"{TEXT_IDS} holds no ids but {other!r:.60}")
+            raise TTSCacheError(f"{TEXT_IDS} is not one list of ids: {other!r:.60}")
+
+
+class VoxCPM2Prompts(prompts.OfflinePrompts):
+    """Builds one checkpoint's prompts for an ``Omni`` engine."""
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        from transformers import AutoTokenizer
+        from vllm_omni.model_executor.models.voxcpm2.voxcpm2_talker import (
+            build_cjk_split_map,
+        )
+
+        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        return PromptBuilder(tokenizer, build_cjk_split_map(tokenizer))

@@ -5,22 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_import_utils
 from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
-from vllm_omni.model_executor.models.voxcpm2.voxcpm2_import_utils import (
-    import_voxcpm2_core,
-)
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.networks.prompts import mode_of_request
+from vllm_tts_cache.families.networks.prompts import check_length, mode_of_request
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
 from vllm_tts_cache.families.voxcpm2.prompt import count_positions, ids_of_request
+from vllm_tts_cache.model_executor import talker
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
-from vllm_tts_cache.model_executor.talker import (
-    CachedTalker,
-    failing_alone,
-    logged_error,
-    refuse_prefix_caching,
-)
+from vllm_tts_cache.model_executor.talker import Built
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
@@ -30,17 +25,19 @@ _HOSTS_NAMES = {REFERENCE: "ref_audio_feat", CONTINUATION: "audio_feat"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownPrompt:
-    """What the host would encode, in the place of the audio that it would encode.
+    """Features in place of the audio that the host would encode.
 
     Attributes:
-        cache: As the host's own ``_build_prompt_cache`` returns it.
+        cache: What the host's own ``_build_prompt_cache`` would return.
     """
 
     cache: dict[str, Any]
 
 
-class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGeneration):
-    """The host's talker; only where a reference's features come from is ours."""
+class CachedVoxCPM2Talker(
+    talker.CachedTalker, host.VoxCPM2TalkerForConditionalGeneration
+):
+    """The host's talker with a reference's features from stored encodings."""
 
     tts_cache_family = FAMILY
 
@@ -48,11 +45,9 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         _check(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
-    @failing_alone
-    def preprocess(
-        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span of a prefill as the host does, from features that are stored."""
+    @talker.failing_alone
+    def preprocess(self, input_ids: Tensor, input_embeds: Any, **info: Any) -> Built:
+        """Build a span as the host does, a prefill's from stored features."""
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
         is_first = is_prefill and int(info.get("_omni_num_computed_tokens", 0)) == 0
         if FIELD in info and is_first:
@@ -68,19 +63,17 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         return built
 
     def _check_length(self, info: Mapping[str, Any]) -> None:
-        """Refuse a prompt that the host built longer than it was announced.
+        """Refuse a prompt that the host built with another length than announced.
 
         Its prefill would never be complete, and the second language model's attention,
-        which is told of all rows, go past the end of memory. Ids that come by a route
-        of the host are such a prompt, unless they begin as its tokenizer has them.
+        whose metadata counts all rows, would read past the end of memory. Ids from a
+        route of the host have this effect, unless they begin as its tokenizer's do.
 
         Raises: TTSCacheError.
         """
         state = self._active_states[request_id_of(info)]
         embeds: Any = state.prefill_embeds
-        announced = info.get("_omni_prompt_len", len(embeds))
-        if len(embeds) != announced:
-            raise _other_length(len(embeds), announced)
+        check_length(len(embeds), info.get("_omni_prompt_len", len(embeds)))
 
     def _build_prompt_cache(
         self,
@@ -93,30 +86,28 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         return super()._build_prompt_cache(ref_audio, prompt_audio, prompt_text)
 
     def _known_prompt(self, info: Mapping[str, Any]) -> KnownPrompt:
-        """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
+        """Return a request's features. Raises: TTSCacheError, ValueError."""
         ref = self._speaker(info)
         mode = mode_of_request(FAMILY, info)
         features = self._features(ref, mode)
         num_ids = len(ids_of_request(info))
         made = count_positions(mode, num_ids=num_ids, num_positions=len(features))
-        # Of one too few the host ends the engine, and of one too many the request's
-        # prefill is never complete.
-        if made != (announced := info.get("_omni_prompt_len", made)):
-            raise _other_length(made, announced)
+        # With a position too few the host ends the engine, and with one too many the
+        # request's prefill is never complete.
+        check_length(made, info.get("_omni_prompt_len", made))
         self._count_prompt()
-        # The transcript's ids are among the text's: the host would make them anew,
-        # and not always as many.
+        # Without the transcript, whose ids are among the text's: the host would make
+        # them again, and not always as many.
         return KnownPrompt(cache={"mode": mode.name, _HOSTS_NAMES[mode]: features})
 
-    def _features(self, ref: SpeakerRef, mode: Mode) -> torch.Tensor:
-        """``(num_positions, patch_size, feat_dim)`` float32, on the CPU as the host's.
+    def _features(self, ref: SpeakerRef, mode: Mode) -> Tensor:
+        """Return ``(num_positions, patch_size, feat_dim)`` float32, on the CPU.
 
-        Raises: TTSCacheError: they cannot be had, or are not such.
+        Raises: TTSCacheError: features are missing or do not fit the model.
         """
         (encoder,) = mode.encoders
-        features = torch.tensor(
-            self._encodings(ref, mode.encoders)[encoder]["features"]
-        )
+        found = self._encodings(ref, mode.encoders)
+        features = torch.tensor(found[encoder]["features"])
         if features.shape[1:] != (self._patch_size, self._feat_dim):
             raise TTSCacheError(
                 f"its features are {tuple(features.shape)}, and the model takes "
@@ -124,14 +115,12 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
             )
         return features
 
-    def _passed_over(
-        self, input_ids: torch.Tensor, info: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """A step of a failed request, whose first sampled id ends it.
+    def _passed_over(self, input_ids: Tensor, info: Mapping[str, Any]) -> Built:
+        """Return zero rows for a failed request; its first sampled id ends it.
 
-        To the host it is a part of a prefill, and never the last: so nothing is made
-        of it, and both language models compute its rows. Without these in the second
-        one its attention, which is told of all rows, would go past the end of memory.
+        The host takes the rows for a part of a prefill that is never the last: it makes
+        no audio of them, and both language models compute them. Without the rows the
+        second one's attention, whose metadata counts them, would read past its memory.
         """
         request_id = request_id_of(info)
         self._cleanup_request(request_id)
@@ -144,15 +133,13 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         self._pending_requests.append((request_id, True, zeros, span_len))
         return input_ids, zeros, {}
 
-    def _no_reference(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """What the host keeps of a prompt: here all text, at every position."""
+    def _no_reference(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the host's masks and features of a prompt that is all text."""
         one = torch.ones((1, 1), dtype=torch.int32, device=device)
-        dtype: Any = self._side_dtype
+        of: Any = {"dtype": self._side_dtype, "device": device}
         patch: Any = (1, 1, self._patch_size, self._feat_dim)
         row = (1, 1, self.config.hidden_size)
-        feat, embed = (
-            torch.zeros(size, dtype=dtype, device=device) for size in (patch, row)
-        )
+        feat, embed = torch.zeros(patch, **of), torch.zeros(row, **of)
         length = self.vllm_config.model_config.max_model_len
         return tuple(
             each.expand(-1, length, *(-1,) * (each.ndim - 2))
@@ -160,22 +147,16 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         )
 
 
-def _other_length(made: int, announced: int) -> TTSCacheError:
-    return TTSCacheError(
-        f"its prompt has {made} positions and was announced with {announced}"
-    )
-
-
 def _check(vllm_config: Any) -> None:
-    """Say what keeps the host's talker from speaking, before anything is loaded.
+    """Refuse what keeps the host's talker from speaking, before anything is loaded.
 
     Raises: ConfigError.
     """
     try:
-        import_voxcpm2_core()
+        voxcpm2_import_utils.import_voxcpm2_core()
     except ImportError as exc:
-        raise logged_error(
+        raise talker.logged_error(
             "VoxCPM2 runs on its official package, which cannot be imported here. "
             f"Install it: pip install 'voxcpm==2.0.3' ({exc})"
         ) from exc
-    refuse_prefix_caching(vllm_config, FAMILY)
+    talker.refuse_prefix_caching(vllm_config, FAMILY)

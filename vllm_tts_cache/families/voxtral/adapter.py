@@ -1,4 +1,4 @@
-"""Requests to Voxtral are the host's; a clone that cannot be is refused before it."""
+"""Requests to Voxtral go to the host; a clone that is impossible is refused first."""
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.voxtral import VoxtralTTSAdapter
@@ -8,7 +8,7 @@ from vllm_tts_cache.families.voxtral.family import FAMILY
 
 
 class CachedVoxtralAdapter(CachedAdapter, VoxtralTTSAdapter):
-    """The host's adapter, with a word to clients whose reference audio it ignores."""
+    """The host's adapter; it refuses reference audio that the host would ignore."""
 
     tts_cache_family = FAMILY
 

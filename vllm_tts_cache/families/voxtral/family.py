@@ -14,7 +14,7 @@ MODEL_TYPE = "voxtral_tts"
 ARCHITECTURE = "VoxtralTTSForConditionalGeneration"
 # Mistral's layout, which has no config.json.
 PARAMS = "params.json"
-# What the host goes by: the first weight with such a name switches its encoder on.
+# The first weight with such a name switches the host's encoder on.
 ENCODER_PREFIXES = ("audio_tokenizer.input_proj.", "audio_tokenizer.encoder_blocks.")
 
 _HERE = "vllm_tts_cache.families.voxtral"
@@ -35,12 +35,12 @@ def is_voxtral(model_dir: Path) -> bool:
 def why_it_clones_nothing(model_dir: Path) -> str | None:
     """Say why a checkpoint clones no voices; None if it has the reference encoder.
 
-    None as well where its weights are not in the directory (a server elsewhere loads
-    them, say): then the host decides, as it does without us.
+    None as well if its weights are not in the directory (a server on another machine
+    loads them, say): then the host decides, as without this plugin.
 
     Raises: CheckpointError.
     """
-    # What the host loads weights from: Mistral's files before others.
+    # The files that the host loads weights from: Mistral's before others.
     files = [*model_dir.glob("consolidated*.safetensors")]
     files = sorted(files or model_dir.glob("*.safetensors"))
     names = (name for path in files for name in _tensor_names(path))
@@ -58,15 +58,11 @@ def preset_voices(model_dir: Path) -> list[str]:
 
     Raises: CheckpointError.
     """
-    codec = _part(
-        _part(read_json(model_dir / PARAMS), "multimodal"), "audio_tokenizer_args"
-    )
-    return sorted(str(name).lower() for name in _part(codec, "voice"))
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    part: Mapping[str, Any] = read_json(model_dir / PARAMS)
+    for name in ("multimodal", "audio_tokenizer_args", "voice"):
+        found = part.get(name)
+        part = found if isinstance(found, Mapping) else {}
+    return sorted(str(name).lower() for name in part)
 
 
 def _tensor_names(path: Path) -> Iterator[str]:
@@ -86,8 +82,8 @@ FAMILY = Family(
     name="voxtral",
     short_name="voxtral",
     title="Voxtral",
-    # None for now: what a checkpoint with the encoder makes of a clip could be
-    # compared with no official code.
+    # No modes yet: there is no official code with which the encodings of a checkpoint
+    # that has the encoder could be compared.
     modes=(),
     recognises=is_voxtral,
     clones=why_it_clones_nothing,

@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-    Outcome,
-    Stop,
-    in_parallel,
-    made_in_turn,
-    patiently,
-)
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
     from vllm_tts_cache.entrypoints.cli.voices.manifest import NewVoice
 
-# Of an answer, what may be worth knowing.
-_SAID = ("warnings", "quality", "note")
+# Fields of an answer that are reported.
+_REPORTED = ("warnings", "quality", "note")
 _RESUME = "Run the same command again to go on: what the server has is not sent again."
 
 
@@ -78,7 +72,7 @@ def add(
 ) -> None:
     """Register a voice by a clip or several, or many voices by a manifest.
 
-    All of a manifest is looked at before anything is sent. A voice that the server has
+    All of a manifest is checked before anything is sent. A voice that the server has
     with the same clip and the same texts is left alone, so a run that was cut short
     (Ctrl-C: 130) goes on when it is run again; one that differs fails unless --replace
     is given. A busy server (503) is waited for.
@@ -99,8 +93,8 @@ def add(
             voices = [_of_arguments(name, clips or [], consent or "", *texts)]
         elif name or any(texts):
             raise ConfigError(
-                "--manifest: what is said of a voice stands in it; only --consent "
-                "can be given for all"
+                "--manifest: the file has the fields of each voice; only --consent "
+                "can be given beside it"
             )
         else:
             voices = read_manifest(manifest, consent=consent)
@@ -110,7 +104,7 @@ def add(
             common.print_json({"problems": shown})
         raise
     with common.client_of(url, api_key) as client:
-        many = in_parallel(
+        many = bulk.in_parallel(
             voices,
             partial(_add, client, replaces=replace, precomputes=precompute, waits=wait),
             title="adding voices",
@@ -167,19 +161,19 @@ def _of_arguments(
 def _add(
     client: "VoicesClient",
     voice: "NewVoice",
-    stop: Stop,
+    stop: bulk.Stop,
     *,
     replaces: bool,
     precomputes: bool,
     waits: bool,
-) -> Outcome:
-    """Add one, unless the server has it.
+) -> bulk.Outcome:
+    """Register a voice, unless the server has the same one.
 
-    Raises: RemoteError, StoppedError, OSError; ConfigError if it is there and differs.
+    Raises: RemoteError, StoppedError, OSError; ConfigError if the server's differs.
     """
-    is_alone = voice.row is None  # and not one of a manifest's
+    is_alone = voice.row is None  # it comes from the command line, not a manifest
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
-    there = patiently(partial(client.find, voice.name), stop)
+    there = bulk.patiently(partial(client.find, voice.name), stop)
     differing = list[str]()
     if there is not None:
         differing = voice.differences(there, [data for _, data in clips])
@@ -194,22 +188,21 @@ def _add(
     else:
         outcome = "added" if there is None else "replaced"
         form = voice.form(
-            # A single one that is waited for is encoded by that call, at once.
+            # With --wait a single voice is encoded by the call below, at once.
             precompute=precomputes and not (waits and is_alone),
-            # It takes the server tens of milliseconds: many are asked about by
-            # `voices check`.
+            # A check takes the server tens of ms; `voices check` checks many clips.
             check=is_alone,
         )
-        answer = patiently(lambda: client.add(form, clips), stop)
+        answer = bulk.written_once(client.add, form, clips, stop=stop)
         details["id"] = answer.get("id")
-        details |= {key: answer[key] for key in _SAID if key in answer}
+        details |= {key: answer[key] for key in _REPORTED if key in answer}
     if waits:
         if is_alone:
-            answer = patiently(lambda: client.precompute(voice.name), stop)
+            answer = bulk.patiently(lambda: client.precompute(voice.name), stop)
         else:
-            answer = made_in_turn(client, voice.name, stop)
+            answer = bulk.made_in_turn(client, voice.name, stop)
         details["cache_status"] = answer.get("cache_status")
-    return Outcome(name=voice.name, outcome=outcome, details=details)
+    return bulk.Outcome(name=voice.name, outcome=outcome, details=details)
 
 
 def check(
@@ -217,7 +210,7 @@ def check(
     ref_text: common.RefText = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="here, without a server and a model's limits"),
+        typer.Option("--offline", help="on this machine, without a model's limits"),
     ] = False,
     jobs: common.Jobs = 2,
     url: common.Url = common.DEFAULT_URL,
@@ -230,14 +223,15 @@ def check(
     "good|fair|poor|failed", "error", and what `POST /v1/audio/voices/check` answers}]}.
     """
 
-    def one(path: Path, stop: Stop) -> Outcome:
-        found = patiently(partial(judge, path.name, path.read_bytes(), ref_text), stop)
+    def one(path: Path, stop: bulk.Stop) -> bulk.Outcome:
+        call = partial(judge, path.name, path.read_bytes(), ref_text)
+        found = bulk.patiently(call, stop)
         verdict = str(found.get("verdict"))
-        return Outcome(name=str(path), outcome=verdict, details=found)
+        return bulk.Outcome(name=str(path), outcome=verdict, details=found)
 
     with common.client_of(url, api_key) as client:
         judge = _judge_here if offline else client.check
-        many = in_parallel(clips, one, title="checking", num_jobs=jobs)
+        many = bulk.in_parallel(clips, one, title="checking", num_jobs=jobs)
     if not as_json:
         for each in many.outcomes:
             if "verdict" not in each.details:
@@ -252,7 +246,7 @@ def check(
 
 
 def _judge_here(_: str, data: bytes, ref_text: str | None) -> dict[str, Any]:
-    """Say of a clip what a server says, without a model's limits."""
+    """Return what a server answers about a clip, without a model's limits."""
     from vllm_tts_cache.audio.decode import decode
     from vllm_tts_cache.audio.quality import check_clip
     from vllm_tts_cache.catalogue.records import check_text

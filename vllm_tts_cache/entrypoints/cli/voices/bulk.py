@@ -1,6 +1,7 @@
 """Many requests to one server: some at a time, patient, and ended by Ctrl-C."""
 
 import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -11,22 +12,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.errors import (
-    RouteMissingError,
-    ServerAnswerError,
-    ServerUnreachableError,
-    TTSCacheError,
-)
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
@@ -35,25 +25,24 @@ T = TypeVar("T")
 
 FAILED, NOT_TRIED = "failed", "not_tried"
 
-# A server that is restarted is back within this; one that is busy is not given up
-# before either.
+# How long a busy server is asked again; a server that is restarted is back by then.
 PATIENCE_SECONDS = 120.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 _PROCESSING = "processing"
-# Tries of a connection that breaks: a proxy, or a server that is started again.
-_MAX_LOST = 4
+# Tries where the connection breaks, as by a proxy or a server that is restarted.
+_MAX_BROKEN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one of many.
+    """The outcome of one of many items.
 
     Attributes:
-        name: Of the voice, or of the file.
-        outcome: One word; ``failed`` and ``not_tried`` mean the same of all commands.
-        error: Why it failed.
-        details: What else there is to say, for ``--json``.
+        name: The name of the voice, or of the file.
+        outcome: One word; ``failed`` and ``not_tried`` mean the same in all commands.
+        error: Why the item failed.
+        details: Further fields for ``--json``.
     """
 
     name: str
@@ -62,32 +51,32 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def plain(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the outcome as a JSON object."""
         error = {} if self.error is None else {"error": self.error}
         return {"name": self.name, "outcome": self.outcome, **error, **self.details}
 
 
 class Stop:
-    """Whether to begin nothing more, and why.
+    """Whether no more items are begun, and why.
 
     Attributes:
-        event: Set from then on.
-        is_interrupted: By Ctrl-C.
-        error: What the server would answer to all the others as well.
+        event: Set once no more items are begun.
+        is_interrupted: Whether Ctrl-C set it.
+        error: An error that the server would answer to all other items as well.
     """
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self.is_interrupted = False
-        self.error: TTSCacheError | None = None
+        self.error: errors.TTSCacheError | None = None
 
     def interrupt(self) -> None:
-        """Begin nothing more: Ctrl-C was pressed."""
+        """Begin no more items: Ctrl-C was pressed."""
         self.is_interrupted = True
         self.event.set()
 
-    def give_up(self, error: TTSCacheError) -> None:
-        """Begin nothing more: it would fail as this did."""
+    def give_up(self, error: errors.TTSCacheError) -> None:
+        """Begin no more items: they would fail with the same error."""
         self.error = self.error or error
         self.event.set()
 
@@ -97,39 +86,47 @@ class StoppedError(Exception):
 
 
 def patiently(call: Callable[[], T], stop: Stop) -> T:
-    """Call until the server is not busy: as late as it says, and ever later.
+    """Call until the server is not busy, at growing intervals of at least Retry-After.
 
     Raises:
-        StoppedError: While it waited.
-        ServerAnswerError: The server is busy for too long, or answered otherwise.
-        ServerUnreachableError: It was lost several times in a row.
+        StoppedError: ``stop`` was set while this waited.
+        ServerAnswerError: The server is busy for too long, or answers another error.
+        ServerUnreachableError: The connection broke `_MAX_BROKEN` times.
     """
     until = time.monotonic() + PATIENCE_SECONDS
-    wait, num_lost = _FIRST_WAIT_SECONDS, 0
+    wait, num_broken = _FIRST_WAIT_SECONDS, 0
     while True:
         try:
             return call()
-        except ServerUnreachableError:
-            num_lost += 1
-            if num_lost == _MAX_LOST:
+        except errors.ServerUnreachableError:
+            num_broken += 1
+            if num_broken == _MAX_BROKEN:
                 raise
             pause = wait
-        except ServerAnswerError as exc:
+        except errors.ServerAnswerError as exc:
             if exc.retry_after_seconds is None:
                 raise
             pause = max(wait, exc.retry_after_seconds)
             if time.monotonic() + pause > until:
                 raise
-        # Requests that were refused at one time do not come back at one time.
+        # A random pause, so that requests refused together are not repeated together.
         if stop.event.wait(pause * random.uniform(1.0, 1.3)):
             raise StoppedError
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
+def written_once(write: Callable[..., T], *args: Any, stop: Stop) -> T:
+    """Call a writing method of a client `patiently`, each time with the same key.
+
+    Raises: As `patiently`.
+    """
+    return patiently(partial(write, *args, key=secrets.token_hex(16)), stop)
+
+
 def made_in_turn(
     client: "VoicesClient", name: str, stop: Stop, *, force: bool = False
 ) -> dict[str, Any]:
-    """Have a voice encoded as one of many, however long that takes.
+    """Wait until a voice is encoded in the background, however long that takes.
 
     Raises: As `patiently`.
     """
@@ -142,14 +139,14 @@ def made_in_turn(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Many:
-    """What became of all, in the order in which they were given."""
+    """The outcomes of all items, in the order of the items."""
 
     outcomes: Sequence[Outcome]
     stop: Stop
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each outcome there are."""
+        """The number of items with each outcome."""
         return dict(Counter(each.outcome for each in self.outcomes))
 
     @property
@@ -157,7 +154,7 @@ class Many:
         """The exit status."""
         if self.stop.is_interrupted:
             return common.INTERRUPTED
-        if isinstance(self.stop.error, ServerUnreachableError):
+        if isinstance(self.stop.error, errors.ServerUnreachableError):
             return common.UNREACHABLE
         return common.FAILED if self.stop.error or FAILED in self.counts else 0
 
@@ -172,10 +169,10 @@ class Many:
         """Print the summary, and what failed and why; then leave.
 
         Args:
-            key: What the JSON document calls the list.
-            as_json: Whether to print one.
-            hint: How to go on if it was cut short.
-            more: What stands beside the list in the JSON document.
+            key: The name of the list in the JSON document.
+            as_json: Whether to print a JSON document.
+            hint: How to go on if the command was cut short.
+            more: Further fields of the JSON document.
 
         Raises: typer.Exit.
         """
@@ -191,7 +188,7 @@ class Many:
             self._print()
         if self.stop.error:
             common.complain(self.stop.error, common.FAILED)
-        is_lost = isinstance(self.stop.error, ServerUnreachableError)
+        is_lost = isinstance(self.stop.error, errors.ServerUnreachableError)
         if hint and (self.stop.is_interrupted or is_lost):
             common.note(hint)
         common.leave(self.status)
@@ -214,9 +211,9 @@ def in_parallel(
     num_jobs: int,
     details: Callable[[T], dict[str, Any]] = lambda _: {},
 ) -> Many:
-    """Do ``work`` for each, and go on when one fails; its text is its name then.
+    """Call ``work`` for each item, and go on when one fails; ``str(item)`` names it.
 
-    Ctrl-C, or a server that is gone, begins no more; what is on its way is waited for.
+    After Ctrl-C, or if the server is gone, no more items are begun; running ones end.
     """
     stop = Stop()
 
@@ -231,8 +228,8 @@ def in_parallel(
             return work(item, stop)
         except StoppedError:
             return ended(item, NOT_TRIED)
-        # A file's name may be one that this locale cannot write.
-        except (TTSCacheError, OSError, UnicodeError) as exc:
+        # UnicodeError: this locale may not be able to write a file's name.
+        except (errors.TTSCacheError, OSError, UnicodeError) as exc:
             if not _is_answered_to_all(exc):
                 return ended(item, FAILED, common.reason_of(exc))
             stop.give_up(exc)
@@ -248,28 +245,28 @@ def in_parallel(
                 bar.advance(task)
         except KeyboardInterrupt:
             stop.interrupt()
-            common.note("interrupted; what is on its way is waited for")
+            common.note("interrupted; waiting for requests that were sent")
     outcomes = [future.result() for future in futures]
     outcomes += (ended(item, NOT_TRIED) for item in items[len(outcomes) :])
     return Many(outcomes=outcomes, stop=stop)
 
 
-def _is_answered_to_all(error: Exception) -> TypeGuard[TTSCacheError]:
+def _is_answered_to_all(error: Exception) -> TypeGuard[errors.TTSCacheError]:
     """Whether the server would answer the same to the next voice."""
-    if isinstance(error, RouteMissingError | ServerUnreachableError):
+    if isinstance(error, errors.RouteMissingError | errors.ServerUnreachableError):
         return True
     refused = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-    return isinstance(error, ServerAnswerError) and error.status in refused
+    return isinstance(error, errors.ServerAnswerError) and error.status in refused
 
 
-def _progress() -> Progress:
+def _progress() -> progress.Progress:
     """Return a bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
         transient=True,

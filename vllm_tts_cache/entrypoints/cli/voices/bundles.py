@@ -12,20 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.voices import bulk
-from vllm_tts_cache.entrypoints.cli.voices.registered import (
-    All,
-    Chosen,
-    Names,
-    chosen_of,
-    voices_of,
-)
+from vllm_tts_cache.entrypoints.cli.voices import bulk, registered
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.files import PARTIAL_PREFIX, publish, storage_errors
 
-# With what tells it from others a file's name has less than 255 bytes.
+# An id and the suffix follow in a file's name, which may have 255 bytes.
 _MAX_NAME_BYTES = 200
-_PARTIAL_PREFIX = f"{PARTIAL_PREFIX}export-"
+EXPORT_PREFIX = f"{PARTIAL_PREFIX}export-"
 _RESUME = "Run the same command again to go on: what the server has is left alone."
 _VERIFIED = (
     "verified: {there} of {voices} voices are there as in their files, "
@@ -35,8 +28,8 @@ _EXPORT_ON = "Run the same command again to go on: files that are there are left
 
 
 def export(
-    names: Names = None,
-    all_: All = False,
+    names: registered.Names = None,
+    all_: registered.All = False,
     search: common.Search = None,
     label: common.Labels = None,
     out: Annotated[
@@ -66,26 +59,28 @@ def export(
     """
     from vllm_tts_cache.entrypoints.cli.voices import library
 
-    def save(voice: Chosen) -> bulk.Outcome:
+    def save(voice: registered.Chosen) -> bulk.Outcome:
         path = folder / f"{files[voice]}{library.SUFFIX}"
         details: dict[str, Any] = {"file": str(path)}
         if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
             return bulk.Outcome(name=voice.name, outcome="unchanged", details=details)
-        # A rename would put a file in the place of a device, for all who use it.
+        # A rename would replace a device by a file, for all its users.
         if path.exists() and not path.is_file():
-            raise StorageError(f"{path} is no file that could be replaced")
+            raise StorageError(f"{path} is no regular file; export to another --out")
         if path.exists() and not force:
             raise StorageError(f"{path} is there already; --force replaces it")
         data = source.bundle(voice.ref)
-        publish(path, data, prefix=_PARTIAL_PREFIX)
+        publish(path, data, prefix=EXPORT_PREFIX)
         details["bytes"] = len(data)
         return bulk.Outcome(name=voice.name, outcome="exported", details=details)
 
-    def one(voice: Chosen, stop: bulk.Stop) -> bulk.Outcome:
+    def one(voice: registered.Chosen, stop: bulk.Stop) -> bulk.Outcome:
         return bulk.patiently(lambda: save(voice), stop)
 
-    with voices_of(url, api_key, directory, tenant) as source:
-        chosen = chosen_of(source, names, all_, {"search": search, "label": label})
+    with registered.voices_of(url, api_key, directory, tenant) as source:
+        chosen = registered.chosen_of(
+            source, names, all_, {"search": search, "label": label}
+        )
         files = file_names(chosen)
         with export_folder(out or Path()) as folder:
             many = bulk.in_parallel(chosen, one, title="exporting", num_jobs=jobs)
@@ -94,10 +89,10 @@ def export(
 
 @contextmanager
 def export_folder(folder: Path) -> Iterator[Path]:
-    """Make the folder, and remove what exports that were killed left in it.
+    """Make the folder, and remove the partial files of exports that were killed.
 
-    Every export holds a lock on its folder, shared with others; while one can have it
-    alone, no partial file there is of a living process.
+    Every export holds a shared lock on its folder. If this one gets the lock alone, no
+    running export has partial files there.
     """
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,39 +100,39 @@ def export_folder(folder: Path) -> Iterator[Path]:
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in folder.glob(f"{_PARTIAL_PREFIX}*"):
+            for left in folder.glob(f"{EXPORT_PREFIX}*"):
                 left.unlink(missing_ok=True)
-        with suppress(OSError):  # as of a file system that has no locks
+        with suppress(OSError):  # the file system may have no locks
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield folder
     finally:
         os.close(handle)
 
 
-def file_names(chosen: Sequence[Chosen]) -> dict[Chosen, str]:
-    """Return what the file of each is called, without an end: no two the same.
+def file_names(chosen: Sequence[registered.Chosen]) -> dict[registered.Chosen, str]:
+    """Return each voice's file name without its ending; no two are the same.
 
-    That is its name as far as a file's can hold it; where those of several would be
-    one, each has its id behind it, or a hash of the name where no id is known.
+    It is the voice's name, as far as a file's can hold it. Names that would be the same
+    get the voice's id appended, or a hash of the name if no id is known.
     """
-    # Imported here: it takes longer than the help.
+    # Not at the top: the import takes longer than printing the help.
     from vllm_tts_cache.catalogue.names import fold
 
     found = {each: _safe_name(each.name) for each in chosen}
     plain = set(found)
     while True:
-        # As file systems compare them that know no case.
+        # Some file systems ignore case, so names are compared folded.
         counts = Counter(map(fold, found.values()))
         meeting = {each for each in plain if counts[fold(found[each])] > 1}
         if not meeting:
             return found
-        # What they are called now may be what another one is called.
+        # A new name may be the same as another voice's.
         plain -= meeting
         found |= {each: f"{found[each]}-{_tag(each)}" for each in meeting}
 
 
 def _safe_name(name: str) -> str:
-    """A voice's name as part of a file's; voices of stock's may hold anything."""
+    """Return a voice's name as part of a file's; stock's names may hold anything."""
     safe = "".join(
         "_" if not character.isprintable() or character in "/\\" else character
         for character in name
@@ -147,7 +142,7 @@ def _safe_name(name: str) -> str:
     return shown or "voice"
 
 
-def _tag(chosen: Chosen) -> str:
+def _tag(chosen: registered.Chosen) -> str:
     if chosen.ref != chosen.name:
         return chosen.ref
     return hashlib.sha256(chosen.name.encode(errors="replace")).hexdigest()[:32]
@@ -173,13 +168,13 @@ def import_(
     """Register the voices of files that `voices export` wrote.
 
     A voice that the server has with the same clip and the same texts is left alone, so
-    a run that was cut short goes on when it is run again. Of files that this server
+    a run that was cut short goes on when it is run again. From files that this server
     signed, or one with the same SPEAKER_BUNDLE_KEY, encodings are taken, and ids and
     dates are kept where no other voice has the id; else encodings are made anew, and
-    ids and dates are new. With --directory that is done to a stopped server's voices,
-    without what its model would refuse.
+    ids and dates are new. With --directory the voices go to a stopped server, without
+    the checks of its model.
 
-    At the end each voice is looked up and held against its file. Status 1: one failed,
+    At the end each voice is looked up and compared with its file. Status 1: one failed,
     or is not there as its file has it.
 
     JSON: {"counts", "interrupted", "files": [{"name": the file, "outcome":
@@ -190,8 +185,8 @@ def import_(
 
     files = files_of(files)
     if name is not None and len(files) > 1:
-        raise ConfigError("--name: give it with one file")
-    with voices_of(url, api_key, directory, tenant, writes=True) as target:
+        raise ConfigError(f"--name names one voice, and {len(files)} files are given")
+    with registered.voices_of(url, api_key, directory, tenant, writes=True) as target:
         importing = Importing(target, name, on_conflict)
         many = bulk.in_parallel(files, importing.add, title="importing", num_jobs=jobs)
         verified = None

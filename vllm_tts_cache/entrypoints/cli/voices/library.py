@@ -1,6 +1,6 @@
-"""Libraries of voices: files held against what is registered, and directories.
+"""Compares voice files with registered voices, and opens stopped servers' directories.
 
-A stopped server's directory is asked as its server would be.
+`VoicesDirectory` reads and writes a directory by methods named as `VoicesClient`'s.
 """
 
 import os
@@ -12,24 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.config import Settings, expanded, load_settings
 from vllm_tts_cache.entrypoints.cli.common import pairs
-from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-    Many,
-    Outcome,
-    Stop,
-    in_parallel,
-    patiently,
-)
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.errors import (
-    ConfigError,
-    InvalidBundleError,
-    RemoteError,
-    SpeakerExistsError,
-    SpeakerNotFoundError,
-)
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import BundledVoice
@@ -47,10 +35,10 @@ _EXPIRED, _THERE = "expired", "there"
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are named, and those of the folders that are.
+    """Return the named files, and the voice files in the named folders.
 
     Raises:
-        ConfigError: A folder holds none.
+        ConfigError: A folder holds no voice file.
         StorageError: A folder cannot be read.
     """
     files: list[Path] = []
@@ -61,16 +49,13 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
         with storage_errors(path):
             found = sorted(path.glob(f"*{SUFFIX}"))
         if not found:
-            raise ConfigError(f"{path}: it holds no file that ends in {SUFFIX}")
+            raise errors.ConfigError(f"{path} holds no file that ends in {SUFFIX}")
         files += found
     return files
 
 
 def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
-    """Whether a file holds a registered voice as it is.
-
-    Raises: StorageError.
-    """
+    """Whether a file holds a registered voice as it is now. Raises: StorageError."""
     bundled = _bundled(_read(path))
     if bundled is None or there is None or bundled.id != there.get("id"):
         return False
@@ -78,7 +63,7 @@ def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
 
 
 class Importing:
-    """Registers bundles, unless their voices are there, and looks whether all are."""
+    """Registers the voices of bundles that are missing, and verifies all of them."""
 
     def __init__(
         self,
@@ -89,42 +74,45 @@ class Importing:
         self._target = target
         self._name = name
         self._on_conflict: OnConflict = on_conflict
-        # By its file: what that says of a voice, and what the library answered.
+        # File -> the voice in it, and the registered voice that the library answered.
         self._arrived: dict[Path, tuple[BundledVoice, Mapping[str, Any]]] = {}
 
-    def add(self, path: Path, stop: Stop) -> Outcome:
-        """Import one.
+    def add(self, path: Path, stop: bulk.Stop) -> bulk.Outcome:
+        """Import a file, unless its voice is registered or has expired.
 
         Raises: RemoteError, SpeakerExistsError, StorageError, StoppedError.
         """
         data = _read(path)
         bundled, on_conflict = _bundled(data), self._on_conflict
-        there = None if bundled is None else self._there(bundled, stop)
+        there = None if bundled is None else self._find_equal(bundled, stop)
         end = None if bundled is None else bundled.expires_at
         if there is not None and there.get("audio_lost"):
-            on_conflict = "replace"  # it is what is there, but for that
+            on_conflict = "replace"  # the registered voice is the same, without audio
         elif bundled is not None and there is not None:
             self._arrived[path] = bundled, there
             details = {"id": there.get("id")}
-            return Outcome(name=str(path), outcome="unchanged", details=details)
+            return bulk.Outcome(name=str(path), outcome="unchanged", details=details)
         elif end is not None and end <= time.time():
-            return Outcome(name=str(path), outcome=_EXPIRED)
-        send = partial(self._target.add_bundle, data, self._name, on_conflict)
-        answer = patiently(send, stop)
+            return bulk.Outcome(name=str(path), outcome=_EXPIRED)
+        asked = data, self._name, on_conflict
+        answer = bulk.written_once(self._target.add_bundle, *asked, stop=stop)
         if bundled is not None:
             self._arrived[path] = bundled, answer["imported"][0]["voice"]
-        return Outcome(name=str(path), outcome="imported", details=answer)
+        return bulk.Outcome(name=str(path), outcome="imported", details=answer)
 
-    def verified(self, many: Many, num_jobs: int) -> tuple[Many, dict[str, int]]:
-        """Ask the library for each voice once more, and hold it against its file.
+    def verified(
+        self, many: bulk.Many, num_jobs: int
+    ) -> tuple[bulk.Many, dict[str, int]]:
+        """Ask the library for each voice once more, and compare it with its file.
 
         Returns:
-            What became of all, in which one that is not there has failed; how many
-            voices there are in files that have not expired, how many of them are
-            there, and how many of those have the ids of their files.
+            The outcomes, in which a voice that is not registered as in its file has
+            failed; and how many voices of files have not expired, how many of these
+            are registered, and how many of those have the ids of their files.
         """
-        looked = in_parallel(
-            list(self._arrived), self._look, title="verifying", num_jobs=num_jobs
+        paths = list(self._arrived)
+        looked = bulk.in_parallel(
+            paths, self._verify, title="verifying", num_jobs=num_jobs
         )
         failed = {each.name: each for each in looked.outcomes if each.error is not None}
         outcomes = [failed.get(each.name, each) for each in many.outcomes]
@@ -134,54 +122,56 @@ class Importing:
             "there": len(there),
             "with_their_ids": sum(each.details["has_its_id"] for each in there),
         }
-        return Many(outcomes=outcomes, stop=looked.stop), counts
+        return bulk.Many(outcomes=outcomes, stop=looked.stop), counts
 
-    def _look(self, path: Path, stop: Stop) -> Outcome:
-        """Look whether a voice is there as its file says.
+    def _verify(self, path: Path, stop: bulk.Stop) -> bulk.Outcome:
+        """Check that a voice is registered as its file has it.
 
         Raises: RemoteError: It is not. StoppedError.
         """
         bundled, answered = self._arrived[path]
         ref, name = answered.get("id") or answered["name"], answered["name"]
-        found = patiently(partial(self._target.find, ref), stop)
+        found = bulk.patiently(partial(self._target.find, ref), stop)
         if found is None:
-            raise RemoteError("it was imported, and is not there")
+            raise errors.RemoteError("it was imported, and is not registered")
         if found.get("audio_lost"):
-            raise RemoteError("it is there, and its reference audio is lost")
+            raise errors.RemoteError("it is registered; its reference audio is lost")
         if differing := differences(bundled, name, found):
-            raise RemoteError(f"it is there with other {', '.join(differing)}")
+            raise errors.RemoteError(f"it differs in {', '.join(differing)}")
         has_its_id = bundled.id is not None and bundled.id == found.get("id")
         details = {"has_its_id": has_its_id}
-        return Outcome(name=str(path), outcome=_THERE, details=details)
+        return bulk.Outcome(name=str(path), outcome=_THERE, details=details)
 
-    def _there(self, bundled: BundledVoice, stop: Stop) -> Mapping[str, Any] | None:
-        """Return the voice of a bundle if it is there as it is.
+    def _find_equal(
+        self, bundled: BundledVoice, stop: bulk.Stop
+    ) -> Mapping[str, Any] | None:
+        """Return the registered voice that equals a bundle, or None.
 
-        Raises: SpeakerExistsError if it is there, and was changed.
+        Raises: SpeakerExistsError if the voice differs and ``on_conflict`` is ``fail``.
         """
         name = self._name or bundled.name
         for ref in filter(None, (bundled.id, name)):
-            found = patiently(partial(self._target.find, ref), stop)
+            found = bulk.patiently(partial(self._target.find, ref), stop)
             if found is None:
                 continue
             is_it = self._name is None and found.get("id") == bundled.id
-            # It may have been given that name where its own was taken.
+            # An earlier import may have renamed the voice, as its own name was taken.
             renamed = is_it and self._on_conflict == "rename"
             differing = differences(bundled, found["name"] if renamed else name, found)
             if not differing:
                 return found
             if is_it and self._on_conflict == "fail":
-                hint = f"with other {', '.join(differing)}; see --on-conflict"
-                raise SpeakerExistsError(found["name"], hint=hint)
+                hint = f"and differs in {', '.join(differing)}; see --on-conflict"
+                raise errors.SpeakerExistsError(found["name"], hint=hint)
         return None
 
 
 def differences(
     bundled: BundledVoice, name: str, there: Mapping[str, Any]
 ) -> list[str]:
-    """Return the fields in which a registered voice is not what a bundle says.
+    """Return the fields in which a registered voice differs from a bundle's.
 
-    A recording may have another id where it is imported, so that it is there is enough.
+    An import may give a consent recording another id: only its presence counts.
     """
     expires_at = None if bundled.expires_at is None else int(bundled.expires_at)
     ours = {
@@ -195,7 +185,7 @@ def differences(
     }
     theirs = {"labels": {}, **there}
     if bundled.audio_sha256 is None and bundled.id == there.get("id"):
-        # An embedding that is registered over the voice is another registration.
+        # Without audio to compare, another date shows another registration.
         ours["created_at"] = int(bundled.created_at or 0)
     found = [field for field, value in ours.items() if value != theirs.get(field)]
     if bundled.consent_recording is None:
@@ -207,20 +197,20 @@ def differences(
 
 def _read(path: Path) -> bytes:
     with storage_errors(path), path.open("rb") as file:
-        # One byte too many is enough for the server to say so.
+        # One byte too many, so that the server refuses a file that is too large.
         return file.read(bundle_format.MAX_BYTES + 1)
 
 
 def _bundled(data: bytes) -> BundledVoice | None:
-    """Return what a bundle says; None of what the server is to refuse."""
+    """Return the voice of a bundle; None for an invalid one, which a server refuses."""
     try:
         return bundle_format.read(data, b"").voice
-    except InvalidBundleError:
+    except errors.InvalidBundleError:
         return None
 
 
 class VoicesDirectory:
-    """A tenant's voices of a store."""
+    """A tenant's voices in a store, by methods named as `VoicesClient`'s."""
 
     def __init__(self, store: SpeakerStore, bundle_key: str, tenant: str):
         self.store = store
@@ -252,7 +242,7 @@ class VoicesDirectory:
         Raises: SpeakerNotFoundError.
         """
         if (found := self.store.find(name, self._tenant)) is None:
-            raise SpeakerNotFoundError(name)
+            raise errors.SpeakerNotFoundError(name)
         encoded_by = sorted(found.fingerprints)
         return {"voice": models.voice(found.record), "encoded_by": encoded_by}
 
@@ -263,27 +253,30 @@ class VoicesDirectory:
         is_lost = self.store.is_lost(found.record)
         return models.voice(found.record, is_lost=is_lost)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, key: str | None = None) -> None:
         """Delete a voice and all of its files that no other voice has.
 
         Raises: SpeakerNotFoundError, StorageError.
         """
+        del key  # a call into a directory is not repeated, as its answer cannot be lost
         self.store.remove_files(self.store.registrations.delete(name, self._tenant))
 
     def bundle(self, name: str) -> bytes:
-        """Return a voice's bundle.
-
-        Raises: SpeakerNotFoundError, StorageError.
-        """
+        """Return a voice's bundle. Raises: SpeakerNotFoundError, StorageError."""
         return self._bundles.export(name, self._tenant)[1]
 
     def add_bundle(
-        self, bundle: bytes, name: str | None, on_conflict: OnConflict
+        self,
+        bundle: bytes,
+        name: str | None,
+        on_conflict: OnConflict,
+        key: str | None = None,
     ) -> dict[str, Any]:
-        """Register what a bundle holds, as far as can be told without a model.
+        """Register the voice of a bundle, without the checks of a model.
 
         Raises: SpeakerRequestError, StorageError.
         """
+        del key
         tenant = Tenant(name=self._tenant)
         imported = self._bundles.import_voice(
             bundle, name=name, on_conflict=on_conflict, tenant=tenant
@@ -302,12 +295,11 @@ class VoicesDirectory:
 def open_directory(
     directory: Path, tenant: str | None, *, writes: bool
 ) -> Iterator[VoicesDirectory]:
-    """Open it as it is.
+    """Open a directory of voices.
 
     Raises:
-        ConfigError: No server has stored voices there, or one is running there and
-            ``writes``.
-        StorageError: It cannot be read.
+        ConfigError: No server has stored voices there; or, with ``writes``, one runs.
+        StorageError: The directory cannot be read.
     """
     settings = settings_of(directory)
     with closing(open_existing(settings)) as store:
@@ -317,24 +309,21 @@ def open_directory(
 
 
 def settings_of(directory: Path | None) -> Settings:
-    """The environment's settings, of another directory if one is given.
+    """Return the environment's settings, with ``directory`` if one is given.
 
     Raises: ConfigError.
     """
     if directory is None:
         return load_settings()
-    # Of whom no home is known the environment need not name another one.
+    # Set before the settings are read: a user without a home directory has no default.
     where = str(expanded(directory).absolute())
     return load_settings({**os.environ, "SPEAKER_SAMPLES_DIR": where})
 
 
 def check_stopped(store: SpeakerStore) -> None:
-    """Refuse to write where a server is at work.
-
-    Raises: ConfigError.
-    """
+    """Refuse to write where a server is at work. Raises: ConfigError."""
     if num_alive := store.participants.num_alive():
-        raise ConfigError(
-            f"{store.directory} is in use: {num_alive} API servers have it open. Ask "
-            "the server (--url), or stop it first."
+        raise errors.ConfigError(
+            f"{store.directory} is in use: {num_alive} API servers have it open. Use "
+            "--url in place of --directory, or stop the server first."
         )

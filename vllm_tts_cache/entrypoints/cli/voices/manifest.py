@@ -8,33 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.records import (
-    NewSpeaker,
-    check_is_to_come,
-    transcript_of_clips,
-)
 from vllm_tts_cache.config import expanded
 from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_time
-from vllm_tts_cache.errors import (
-    ConfigError,
-    InvalidAudioError,
-    InvalidSpeakerError,
-    SpeakerRequestError,
-)
 from vllm_tts_cache.logs import utf8
 
 COLUMNS = (
-    "name",
-    "audio",
-    "consent",
-    "ref_text",
-    "language",
-    "labels",
-    "description",
-    "expires_at",
+    *("name", "audio", "consent", "ref_text", "language", "labels"),
+    *("description", "expires_at"),
 )
 _LABEL_COLUMN = "label:"
 _CLIP_SEPARATOR = ";"
@@ -42,7 +27,7 @@ _NEEDED = ("name", "audio")
 _SHOWN_PROBLEMS = 20
 
 
-class ManifestError(ConfigError):
+class ManifestError(errors.ConfigError):
     """A manifest, or a voice of the command line, is wrong; nothing was sent.
 
     Attributes:
@@ -65,8 +50,8 @@ class NewVoice:
     """A voice that is to be registered.
 
     Attributes:
-        clips: Of one recording a single one; of several ``ref_text`` has a line each.
-        row: Of the manifest; None of the command line.
+        clips: One or several; for several, ``ref_text`` has a line for each.
+        row: The voice's row of the manifest; None for a voice of the command line.
         expires_at: Unix seconds.
     """
 
@@ -84,9 +69,9 @@ class NewVoice:
         return self.name
 
     def check(self) -> None:
-        """Refuse what a server would, as far as that can be told from here.
+        """Refuse what a server would refuse, except for what is in the clips.
 
-        The clips are only looked for; the server decodes them.
+        The clips must exist; the server decodes them.
 
         Raises: SpeakerRequestError.
         """
@@ -95,9 +80,9 @@ class NewVoice:
                 "it is empty; a voice needs its speaker's consent: give --consent"
                 f"{'' if self.row is None else ', or the column consent'}"
             )
-            raise InvalidSpeakerError("consent", reason)
-        check_is_to_come(self.expires_at, time.time())
-        NewSpeaker(
+            raise errors.InvalidSpeakerError("consent", reason)
+        records.check_is_to_come(self.expires_at, time.time())
+        records.NewSpeaker(
             name=self.name,
             consent=self.consent,
             ref_text=self.ref_text,
@@ -111,11 +96,11 @@ class NewVoice:
             sample_rate_hz=1,
             clip_starts=tuple(range(len(self.clips))),
         )
-        # One body holds all of them.
+        # One request sends all clips.
         DEFAULT_LIMITS.check_size(sum(map(_num_bytes, self.clips)))
 
     def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
-        """The fields of its registration."""
+        """Return the fields of the voice's registration."""
         given = {
             "name": self.name,
             "consent": self.consent,
@@ -132,14 +117,14 @@ class NewVoice:
     def differences(
         self, voice: Mapping[str, Any], clips: Sequence[bytes]
     ) -> list[str]:
-        """What a registered voice has otherwise, as the server names it.
+        """Return the fields in which a registered voice differs, by the server's names.
 
         The clips are decoded: the same samples in another file are the same clip.
         """
         ours = {
             "name": self.name,
             "consent": self.consent,
-            "ref_text": transcript_of_clips(self.ref_text, len(self.clips)),
+            "ref_text": records.transcript_of_clips(self.ref_text, len(self.clips)),
             "language": self.language,
             "labels": dict(self.labels),
             "speaker_description": self.description,
@@ -149,31 +134,30 @@ class NewVoice:
         found = [name for name in ours if ours[name] != theirs.get(name)]
         try:
             sha = decode_clips(clips).audio.audio_sha256
-        except InvalidAudioError:
-            sha = None  # the server says best what is wrong with it
+        except errors.InvalidAudioError:
+            sha = None  # the server reports what is wrong with the clip
         return found if sha == voice.get("audio_sha256") else [*found, "audio"]
 
 
 def _num_bytes(clip: Path) -> int:
-    """Bytes of a clip. Raises: InvalidAudioError if there are none."""
+    """Return a clip's size in bytes. Raises: InvalidAudioError if it cannot be sent."""
     try:
         num_bytes = clip.stat().st_size if clip.is_file() else -1
     except (OSError, ValueError) as exc:
-        raise InvalidAudioError(f"{clip}: {exc}") from exc
+        raise errors.InvalidAudioError(f"{clip}: {exc}") from exc
     if num_bytes <= 0:
-        raise InvalidAudioError(f"{clip}: there is no such file, or it is empty")
+        raise errors.InvalidAudioError(f"{clip}: there is no such file, or it is empty")
     return num_bytes
 
 
 def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
-    """Read all of a manifest, and look at each row and its clip.
+    """Read all of a manifest, and check each row and its clips.
 
     Args:
-        path: A CSV file in UTF-8; clips are looked for from where it is.
-        consent: Of rows that have none.
+        path: A CSV file in UTF-8; the paths of clips are relative to its folder.
+        consent: The consent of rows that have none.
 
-    Raises:
-        ManifestError: Something is wrong, with everything that is.
+    Raises: ManifestError if something is wrong; it lists all problems.
     """
     problems: list[tuple[int | None, str]] = []
     voices: list[NewVoice] = []
@@ -183,7 +167,7 @@ def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
             try:
                 voice = _voice(cells, path.parent, row, consent)
                 voice.check()
-            except (SpeakerRequestError, ConfigError, ValueError) as exc:
+            except (errors.SpeakerRequestError, errors.ConfigError, ValueError) as exc:
                 problems.append((row, str(exc)))
                 continue
             if (before := first.setdefault(fold(voice.name), row)) != row:
@@ -199,7 +183,7 @@ def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows with their numbers, as an editor counts those of one line each.
+    """Yield rows with their numbers: line numbers, if each row is one line.
 
     Raises: OSError, UnicodeDecodeError, csv.Error.
     """
@@ -212,10 +196,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) > len(headings):
-                reason = (
-                    f"row {number} has {len(cells)} cells, the heading {headings!r}"
-                )
-                raise csv.Error(f"{reason}; put a cell with commas into quotes")
+                found = f"row {number} has {len(cells)} cells, the heading {headings!r}"
+                raise csv.Error(f"{found}; put a cell with commas into quotes")
             padded = [*cells, *[""] * (len(headings) - len(cells))]
             yield number, dict(zip(headings, padded, strict=True))
 
@@ -241,7 +223,7 @@ def _voice(
         if column.startswith(_LABEL_COLUMN) and value.strip():
             labels[column.removeprefix(_LABEL_COLUMN).strip()] = value.strip()
     if (audio := cell("audio")) is None:
-        raise InvalidAudioError("the column audio is empty")
+        raise errors.InvalidAudioError("the column audio is empty")
     return NewVoice(
         name=cell("name") or "",
         clips=_clips(folder, audio),
@@ -256,12 +238,12 @@ def _voice(
 
 
 def _clips(folder: Path, audio: str) -> tuple[Path, ...]:
-    """One file, or several with ``;`` between; one that has it in its name is one."""
+    """Return the files of a cell: one, whose name may have a ``;``, or several."""
     whole = folder / expanded(Path(audio))
     if _CLIP_SEPARATOR not in audio or whole.is_file():
         return (whole,)
     names = [name.strip() for name in audio.split(_CLIP_SEPARATOR)]
     if not all(names):
         reason = f"the column audio has nothing on one side of a {_CLIP_SEPARATOR!r}"
-        raise InvalidAudioError(reason)
+        raise errors.InvalidAudioError(reason)
     return tuple(folder / expanded(Path(name)) for name in names)

@@ -29,7 +29,7 @@ DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
 _TIMES = ("created_at", "updated_at", "expires_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
-# Of `voices edit --clear`, and what the routes call them.
+# Values of `voices edit --clear` -> the fields of the routes.
 _FIELDS = {
     "description": "speaker_description",
     "language": "language",
@@ -37,7 +37,7 @@ _FIELDS = {
     "labels": "labels",
     "expires-at": "expires_at",
 }
-_STANDARD = Path("-")
+_STDOUT = Path("-")
 _SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
 
 
@@ -46,9 +46,9 @@ class Chosen:
     """A voice that a command is about.
 
     Attributes:
-        name: What it is called in reports.
-        ref: What it is asked for by: its id, if it was listed, as it may be renamed
-            before its turn comes; else what was given.
+        name: What the voice is called in reports.
+        ref: What requests name the voice by: the id if it was listed, as the voice may
+            be renamed before its turn; else the name or id that was given.
     """
 
     name: str
@@ -67,7 +67,7 @@ def voices_of(
     *,
     writes: bool = False,
 ) -> Iterator["VoicesClient | VoicesDirectory"]:
-    """Open the directory if there is one, else be a client of the URL.
+    """Open the directory if one is given, else yield a client of the URL.
 
     Raises: ConfigError, StorageError.
     """
@@ -93,10 +93,7 @@ def chosen_of(
     all_: bool,
     query: dict[str, Any],
 ) -> list[Chosen]:
-    """Return the voices that a command is about.
-
-    Raises: ConfigError, RemoteError.
-    """
+    """Return the voices that a command is about. Raises: ConfigError, RemoteError."""
     asks = all_ or any(query.values())
     if bool(names) == asks:
         raise ConfigError("give names, or --all, --search or --label")
@@ -151,7 +148,7 @@ def show(
 
 
 def _print_voice(answer: dict[str, Any], as_json: bool) -> None:
-    """Print an answer: names and values, a line each, but for what is not said."""
+    """Print an answer: a name and its value per line, without empty values."""
     if as_json:
         common.print_json(answer)
         return
@@ -169,7 +166,7 @@ def _time_of(seconds: Any) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
     except (TypeError, ValueError, OverflowError, OSError):
-        return str(seconds)  # of a server that says something else
+        return str(seconds)  # a server of another kind may answer no time
 
 
 def _row(voice: Mapping[str, Any]) -> tuple[str, ...]:
@@ -223,7 +220,7 @@ def warm(
     with common.client_of(url, api_key) as client:
         chosen = chosen_of(client, names, all_, {"search": search, "label": label})
         many = bulk.in_parallel(chosen, one, title="encoding", num_jobs=jobs)
-    many.report("voices", as_json=as_json, hint="Run it again to go on.")
+    many.report("voices", as_json=as_json, hint="Run the same command again to go on.")
 
 
 def _clearable(fields: list[str] | None) -> list[str] | None:
@@ -261,7 +258,7 @@ def edit(
     api_key: common.ApiKey = None,
     as_json: common.Json = False,
 ) -> None:
-    """Change what is written beside a voice; its audio and its id stay.
+    """Change a voice's name, texts, labels or expiry; its audio and its id stay.
 
     JSON: what `PATCH /v1/audio/voices/NAME` answers.
     """
@@ -281,18 +278,12 @@ def edit(
     with common.client_of(url, api_key) as client:
         if added or unlabel:
             before = {} if "labels" in changes else client.get(name)["voice"]["labels"]
-            changes["labels"] = _relabelled(before, added, unlabel or [])
+            # Keys are compared folded: a new spelling replaces the old one.
+            gone = {key.casefold() for key in (*(unlabel or ()), *added)}
+            kept = {key: of for key, of in before.items() if key.casefold() not in gone}
+            changes["labels"] = {**kept, **added}
         answer = client.change(name, changes)
     _print_voice(answer, as_json)
-
-
-def _relabelled(
-    before: dict[str, str], added: dict[str, str], removed: list[str]
-) -> dict[str, str]:
-    # Keys are compared folded: the new spelling of one takes the place of the old.
-    gone = {key.casefold() for key in (*removed, *added)}
-    kept = {key: each for key, each in before.items() if key.casefold() not in gone}
-    return {**kept, **added}
 
 
 def rm(
@@ -323,7 +314,7 @@ def rm(
 
     def one(name: str, stop: bulk.Stop) -> bulk.Outcome:
         try:
-            bulk.patiently(lambda: source.delete(name), stop)
+            bulk.written_once(source.delete, name, stop=stop)
         except (SpeakerNotFoundError, NotThereError):
             return bulk.Outcome(name=name, outcome="missing")
         return bulk.Outcome(name=name, outcome="deleted")
@@ -345,10 +336,7 @@ def try_(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.wav",
-            help="where to; - is the standard output",
+            "--out", "-o", metavar="FILE.wav", help="where to; - is the standard output"
         ),
     ] = None,
     model: Annotated[
@@ -366,9 +354,9 @@ def try_(
 
     JSON: {"voice", "cache", "bytes", "seconds_to_first_audio", "seconds", "file"}.
     """
-    is_audio_out = out == _STANDARD
+    is_audio_out = out == _STDOUT
     if is_audio_out and as_json:
-        raise ConfigError("--json: the standard output is the audio's")
+        raise ConfigError("--json: with --out - the standard output has the audio")
     with common.client_of(url, api_key) as client:
         body = {
             "model": model or client.model(),
@@ -427,7 +415,7 @@ def _complete_header(file: BinaryIO, num_bytes: int) -> None:
     data = head.find(b"data")
     if not head.startswith(b"RIFF") or data < 0:
         return
-    with suppress(OverflowError):  # beyond 4 GiB players go by the file's end
+    with suppress(OverflowError):  # beyond 4 GiB players read to the file's end
         size = (num_bytes - _SIZE_AT_END).to_bytes(4, "little")
         data_size = (num_bytes - data - _SIZE_AT_END).to_bytes(4, "little")
         file.seek(4)

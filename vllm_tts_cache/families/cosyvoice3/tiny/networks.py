@@ -1,7 +1,7 @@
 """Stand-ins for the checkpoint's ONNX files, with their inputs and outputs.
 
-Both tell clips apart, make as much of a clip's length as the released ones do, and are
-simpler: layers of matrix products instead of attention.
+Both tell clips apart, give outputs of the released ones' shapes, and are simpler:
+layers of matrix products instead of attention.
 """
 
 import math
@@ -19,7 +19,7 @@ from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 _OPSET = 13
 _IR_VERSION = 8
 _BLOCK_GAIN = 0.5
-_DIGIT_GAIN = 2.0  # digits come out about as often, each
+_DIGIT_GAIN = 2.0  # makes each digit about equally frequent
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 
 Shape = Sequence[int | str]
@@ -47,7 +47,7 @@ class _Graph:
         return self.constant(name, drawn.numpy())
 
     def add_blocks(self, x: str, size: NetworkSizes) -> str:
-        """``(..., width)`` to the same."""
+        """Add residual blocks, from ``(..., width)`` to the same shape."""
         for index in range(size.num_blocks):
             inner = self.matrix(f"block.{index}.in", size.width, size.inner)
             outer = self.matrix(
@@ -72,7 +72,7 @@ class _Graph:
 def write_speech_tokenizer(
     path: Path, weights: WeightBuilder, size: NetworkSizes
 ) -> None:
-    """``feats (1, 128, T)`` and its length to ``indices (1, N)`` int32."""
+    """Write a network of ``feats (1, 128, T)`` and length to ``indices (1, N)``."""
     graph = _Graph(weights)
     x = _add_halving(graph, "conv1", "feats", (size.width, sizes.TOKENIZER_MELS, 3))
     x = _add_halving(graph, "conv2", x, (size.width, size.width, 3))
@@ -96,10 +96,10 @@ def write_speech_tokenizer(
 def write_speaker_network(
     path: Path, weights: WeightBuilder, size: NetworkSizes
 ) -> None:
-    """``feat (B, T, 80)`` to ``embedding (B, 192)``."""
+    """Write a network of ``feat (B, T, 80)`` to ``embedding (B, 192)``."""
     graph = _Graph(weights)
     entry = graph.matrix("entry", sizes.NUM_MELS, size.width)
-    # What it reads has no mean over time, so what is pooled must have one.
+    # Its input has a mean of zero over time; the pooled values must not.
     x = graph.add("Abs", graph.add("MatMul", "feat", entry))
     x = graph.add_blocks(x, size)
     x = graph.add("ReduceMean", x, axes=[1], keepdims=0)
@@ -110,7 +110,7 @@ def write_speaker_network(
 
 
 def _add_halving(graph: _Graph, name: str, x: str, shape: tuple[int, int, int]) -> str:
-    """Halves a length, rounded up. Blind to what all its inputs have in common."""
+    """Add a `centred` convolution that halves a length, rounded up."""
     weight = graph.constant(name, graph.weights.centred(name, shape).numpy())
     return graph.add("Tanh", graph.add("Conv", x, weight, strides=[2], pads=[1, 1]))
 

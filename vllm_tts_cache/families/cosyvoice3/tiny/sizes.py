@@ -15,8 +15,8 @@ NUM_DIGITS = 8  # of a code, each 0, 1 or 2
 TALKER = TransformerSizes(
     hidden=128, intermediate=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
 )
-# More than the text tokenizer has once the host has added its marks, and than there are
-# codes: stock looks up those of running requests as well when another begins.
+# More than the text tokenizer's ids with the host's marks, and more than the codes:
+# stock looks up running requests' codes here as well when another request begins.
 TEXT_VOCAB_SIZE = 8_192
 MAX_POSITIONS = 4_096
 
@@ -28,12 +28,12 @@ PITCH_CHANNELS = 32
 
 @dataclass(frozen=True, slots=True)
 class NetworkSizes:
-    """Of a stand-in for one of the ONNX files.
+    """Sizes of a stand-in for one of the ONNX files.
 
     Attributes:
-        width: Of its layers.
-        inner: Of each block in the middle.
-        num_blocks: Each adds to what goes by it.
+        width: Width of its layers.
+        inner: Width in the middle of each block.
+        num_blocks: Number of residual blocks.
     """
 
     width: int

@@ -1,31 +1,21 @@
-"""Write a tiny CosyVoice3 checkpoint with random weights. Not a model."""
+"""Write a tiny CosyVoice3 checkpoint with random weights. Not a model.
 
+The weights of talker, flow and vocoder are float32, under the released names.
+"""
+
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.cosyvoice3.tiny import sizes
-from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
-    write_speaker_network,
-    write_speech_tokenizer,
-)
-from vllm_tts_cache.families.cosyvoice3.tiny.weights import (
-    add_flow,
-    add_talker,
-    add_vocoder,
-)
+from vllm_tts_cache.families.cosyvoice3.tiny import networks, sizes
+from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
-from vllm_tts_cache.testing.tiny_parts import (
-    IM_END,
-    WeightBuilder,
-    save_json,
-    save_text_tokenizer,
-    train_text_tokenizer,
-)
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Where the talker's config and the tokenizer are.
 _TALKER_FOLDER = "CosyVoice-BlankEN"
-_PARTS = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
 
 
 def write(directory: Path, options: EncoderOptions, report: Report) -> None:
@@ -35,15 +25,16 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     released ones, and about as many products for a second of audio; their layers are
     simpler. All else stays tiny.
     """
-    # As released, where the host goes by the folder's name.
+    # Empty as released: the host recognises the model by the folder's name.
     (directory / "config.json").write_text("{}\n")
     report("text tokenizer")
     talker = directory / _TALKER_FOLDER
     talker.mkdir()
-    text = train_text_tokenizer()
-    save_text_tokenizer(talker, text)
-    save_json(talker / "config.json", _talker_config(text.id_of(IM_END)))
-    for name, add in _PARTS.items():
+    text = parts.train_text_tokenizer()
+    parts.save_text_tokenizer(talker, text)
+    parts.save_json(talker / "config.json", _talker_config(text.id_of(parts.IM_END)))
+    files = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
+    for name, add in files.items():
         report(name)
         weights = WeightBuilder(options.seed)
         add(weights)
@@ -51,13 +42,13 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
         with (directory / name).open("wb") as file:
             torch.save(weights.tensors, file)
     report("speech tokenizer")
-    write_speech_tokenizer(
+    networks.write_speech_tokenizer(
         directory / "speech_tokenizer_v3.onnx",
         WeightBuilder(options.seed, "speech_tokenizer."),
         sizes.TOKENIZER[options.encoders],
     )
     report("speaker network")
-    write_speaker_network(
+    networks.write_speaker_network(
         directory / "campplus.onnx",
         WeightBuilder(options.seed, "campplus."),
         sizes.SPEAKER[options.encoders],
@@ -65,7 +56,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
 
 
 def _talker_config(eos_token_id: int) -> dict[str, object]:
-    """Of the language model, which is a Qwen2."""
+    """Return the config of the language model, which is a Qwen2."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -82,3 +73,151 @@ def _talker_config(eos_token_id: int) -> dict[str, object]:
         "bos_token_id": eos_token_id,
         "eos_token_id": eos_token_id,
     }
+
+
+_TIME_SIZE = 256
+_POSITION_KERNEL, _POSITION_GROUPS = 31, 16
+_ROTARY_BASE = 10_000
+# Gain of the layers that modulate others by the time; their outputs include gates.
+_MODULATION_GAIN = 0.5
+
+_EMBEDDING_STD = 1.0
+# Diffuse attention would dilute what few positions say of a voice and a text.
+_ATTENTION_GAIN = 2.0
+_LAYER_GAIN = 1.5
+# The end's logit is log(200); with this much, one code in twenty ends a speech once it
+# may. The likeliest 25 of as many normal draws lie between 2.7 and 3.8 deviations.
+_CODE_GAIN = 1.75
+
+_NUM_HARMONICS = 9
+_NUM_BINS = 9  # of the short spectra at its end, each with a loudness and a phase
+_UPSAMPLING = ((8, 16), (5, 11), (3, 7))
+_DOWNSAMPLING = (15, 3, 1)
+_SOURCE_KERNELS = (7, 7, 11)
+_KERNELS = (3, 7, 11)
+_NUM_DILATIONS = 3
+
+_RESIDUAL_GAIN = 0.5
+_UP_GAIN = 0.5  # neighbours are copies of one another, which add up
+_SPECTRUM_GAIN = 0.5
+_LOUDNESS = -1.5  # logarithm, of the spectra: neither silent nor clipped
+_PITCH_HZ = 200.0
+
+
+def add_talker(weights: WeightBuilder) -> None:
+    """Add the language model, and the tables and the output of its codes.
+
+    A speech ends by chance: the rows of the output that mean the end are zero, so its
+    logit is the same in every step, among the likeliest dozen.
+    """
+    hidden = sizes.TALKER.hidden
+    model = weights.under("llm.model.model")
+    model.normal("embed_tokens.weight", (sizes.TEXT_VOCAB_SIZE, hidden), _EMBEDDING_STD)
+    parts.add_layers(model, sizes.TALKER, _add_projection)
+    shape = sizes.NUM_TALKER_IDS, hidden
+    weights.normal("speech_embedding.weight", shape, _EMBEDDING_STD)
+    output = weights.projection("llm_decoder.weight", shape, _CODE_GAIN)
+    output[sizes.NUM_CODES :] = 0
+
+
+def _add_projection(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+    is_compared = re.search("(q|k)_proj", name)
+    layer.projection(name, shape, _ATTENTION_GAIN if is_compared else _LAYER_GAIN)
+    if re.search("(q|k|v)_proj", name):
+        layer.fill(name.replace("weight", "bias"), shape[:1], 0.0)
+
+
+def add_flow(weights: WeightBuilder) -> None:
+    """Add the whole flow: from speech tokens and a vector to a mel."""
+    mels = sizes.NUM_MELS
+    weights.normal("input_embedding.weight", (sizes.NUM_CODES, mels), 1.0)
+    weights.linear("spk_embed_affine_layer", sizes.SPEAKER_SIZE, mels, 8.0)
+    lookahead = weights.under("pre_lookahead_layer")
+    lookahead.conv("conv1", (sizes.LOOKAHEAD_CHANNELS, mels, 4))
+    lookahead.conv("conv2", (mels, sizes.LOOKAHEAD_CHANNELS, 3))
+    _add_estimator(weights.under("decoder.estimator"))
+
+
+def _add_estimator(estimator: WeightBuilder) -> None:
+    width, mels = sizes.DIT_WIDTH, sizes.NUM_MELS
+    estimator.linear("time_embed.time_mlp.0", _TIME_SIZE, width)
+    estimator.linear("time_embed.time_mlp.2", width, width)
+    # Its inputs are the noise, the reference's mel, the tokens and the speaker.
+    estimator.linear("input_embed.proj", 4 * mels, width)
+    for conv in ("conv1", "conv2"):
+        shape = width, width // _POSITION_GROUPS, _POSITION_KERNEL
+        estimator.conv(f"input_embed.conv_pos_embed.{conv}.0", shape)
+    steps = torch.arange(0, sizes.DIT_HEAD_SIZE, 2).float() / sizes.DIT_HEAD_SIZE
+    frequencies = estimator.fill("rotary_embed.inv_freq", steps.shape, 0.0)
+    frequencies.copy_(1.0 / _ROTARY_BASE**steps)
+    for index in range(sizes.DIT_DEPTH):
+        _add_block(estimator.under(f"transformer_blocks.{index}"))
+    estimator.linear("norm_out.linear", width, 2 * width, _MODULATION_GAIN)
+    estimator.linear("proj_out", width, mels)
+
+
+def _add_block(block: WeightBuilder) -> None:
+    width, inner = sizes.DIT_WIDTH, sizes.DIT_HEADS * sizes.DIT_HEAD_SIZE
+    block.linear("attn_norm.linear", width, 6 * width, _MODULATION_GAIN)
+    for name in ("to_q", "to_k", "to_v"):
+        block.linear(f"attn.{name}", width, inner)
+    block.linear("attn.to_out.0", inner, width)
+    block.linear("ff.ff.0.0", width, 2 * width)
+    block.linear("ff.ff.2", 2 * width, width)
+
+
+def add_vocoder(weights: WeightBuilder) -> None:
+    """Add all of ``hift.pt``: from a mel to samples."""
+    width = sizes.VOCODER_CHANNELS
+    weights.linear("m_source.l_linear", _NUM_HARMONICS, 1)
+    _add_normed(weights, "conv_pre", (width, sizes.NUM_MELS, 5))
+    for stage, (_, kernel) in enumerate(_UPSAMPLING):
+        channels = width // 2 ** (stage + 1)
+        _add_normed(weights, f"ups.{stage}", (channels, 2 * channels, kernel), _UP_GAIN)
+        _add_source(weights, stage, channels)
+        for index, kernel_size in enumerate(_KERNELS):
+            block = weights.under(f"resblocks.{stage * len(_KERNELS) + index}")
+            _add_residual(block, channels, kernel_size)
+    shape = 2 * _NUM_BINS, width // 2 ** len(_UPSAMPLING), 7
+    _add_normed(weights, "conv_post", shape, _SPECTRUM_GAIN)
+    weights.tensors["conv_post.bias"][:_NUM_BINS] = _LOUDNESS
+    _add_pitch(weights.under("f0_predictor"))
+
+
+def _add_source(weights: WeightBuilder, stage: int, channels: int) -> None:
+    """Add the layers that bring the source's tone to the rate of a stage."""
+    rate = _DOWNSAMPLING[stage]
+    kernel = 1 if rate == 1 else 2 * rate
+    weights.conv(f"source_downs.{stage}", (channels, 2 * _NUM_BINS, kernel))
+    block = weights.under(f"source_resblocks.{stage}")
+    _add_residual(block, channels, _SOURCE_KERNELS[stage])
+
+
+def _add_residual(block: WeightBuilder, channels: int, kernel: int) -> None:
+    for index in range(_NUM_DILATIONS):
+        for half in ("1", "2"):
+            block.fill(f"activations{half}.{index}.alpha", (channels,), 1.0)
+            shape = channels, channels, kernel
+            _add_normed(block, f"convs{half}.{index}", shape, _RESIDUAL_GAIN)
+
+
+def _add_pitch(predictor: WeightBuilder) -> None:
+    inputs = sizes.NUM_MELS
+    for index, kernel in zip(range(0, 10, 2), (4, 3, 3, 3, 3), strict=True):
+        shape = sizes.PITCH_CHANNELS, inputs, kernel
+        _add_normed(predictor, f"condnet.{index}", shape)
+        inputs = sizes.PITCH_CHANNELS
+    predictor.linear("classifier", inputs, 1, _PITCH_HZ)
+
+
+def _add_normed(
+    weights: WeightBuilder, name: str, shape: tuple[int, int, int], gain: float = 1.0
+) -> None:
+    """Add a weight-normed convolution ``(out, in, kernel)``, parametrized as in torch.
+
+    Inputs of unit variance come out with a standard deviation of ``gain``.
+    """
+    parameters = weights.under(f"{name}.parametrizations.weight")
+    parameters.fill("original0", (shape[0], 1, 1), gain)
+    parameters.normal("original1", shape, 1.0)
+    weights.fill(f"{name}.bias", shape[:1], 0.0)

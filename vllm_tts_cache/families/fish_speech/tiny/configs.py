@@ -1,15 +1,10 @@
 """The JSON files of a checkpoint, their sizes, and its tokenizer; names as released."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
+from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
-from vllm_tts_cache.testing.tiny_parts import (
-    END_OF_TEXT,
-    IM_END,
-    IM_START,
-    save_byte_tokenizer,
-)
 
 # Fixed by the released model, whatever the size of the networks. The host compares
 # generated ids with some of the text ids as numbers, so all of them stay.
@@ -21,29 +16,6 @@ CODEBOOK_DIM = 8
 ENCODER_RATES, DECODER_RATES = (2, 4, 8, 8), (8, 8, 4, 2)
 HEAD_DIM_IN_CODEC = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodecSizes:
-    """The DAC; ``codec.json`` has these names.
-
-    Attributes:
-        encoder_dim: Width of the first convolution; the latents are 16 times as wide.
-        decoder_dim: Width of the decoder's first convolution, a multiple of 16.
-        quantizer_layers: Of each transformer around the quantizer.
-        encoder_layers: Of the transformer that ends the encoder.
-    """
-
-    encoder_dim: int
-    decoder_dim: int
-    quantizer_layers: int
-    encoder_layers: int
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of the latents that are quantized."""
-        return self.encoder_dim * 16
-
-
 SLOW_AR = TransformerSizes(
     hidden=256, intermediate=768, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=64
 )
@@ -54,9 +26,7 @@ CODEC: dict[EncoderSize, CodecSizes] = {
     "tiny": CodecSizes(
         encoder_dim=8, decoder_dim=96, quantizer_layers=1, encoder_layers=1
     ),
-    "real": CodecSizes(
-        encoder_dim=64, decoder_dim=1536, quantizer_layers=8, encoder_layers=4
-    ),
+    "real": RELEASED,
 }
 
 AUDIO_PAD = "<|audio_pad|>"
@@ -64,9 +34,9 @@ FIRST_SEMANTIC_ID = 151_678
 LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + SEMANTIC_CODEBOOK_SIZE - 1
 # Where the released tokenizer has them.
 CONTROL_IDS: dict[str, int] = {
-    END_OF_TEXT: 151_643,
-    IM_START: 151_644,
-    IM_END: 151_645,
+    parts.END_OF_TEXT: 151_643,
+    parts.IM_START: 151_644,
+    parts.IM_END: 151_645,
     **{f"<|speaker:{i}|>": 151_650 + i for i in range(8)},
     "<|phoneme_start|>": 151_671,
     "<|phoneme_end|>": 151_672,
@@ -81,7 +51,7 @@ Json = dict[str, object]
 
 
 def model_config() -> Json:
-    """``config.json``."""
+    """Return ``config.json``."""
     return {
         "architectures": ["FishSpeechSlowARForConditionalGeneration"],
         "model_type": "fish_qwen3_omni",
@@ -113,10 +83,10 @@ def model_config() -> Json:
 
 
 def end_ids() -> Json:
-    """Of the tokens that end and fill up, as two files have them."""
+    """Return the ids of the end and padding tokens, as two files have them."""
     return {
-        "eos_token_id": CONTROL_IDS[IM_END],
-        "pad_token_id": CONTROL_IDS[END_OF_TEXT],
+        "eos_token_id": CONTROL_IDS[parts.IM_END],
+        "pad_token_id": CONTROL_IDS[parts.END_OF_TEXT],
     }
 
 
@@ -141,6 +111,6 @@ def save_text_tokenizer(out: Path) -> None:
         f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
         for code in range(SEMANTIC_CODEBOOK_SIZE)
     }
-    save_byte_tokenizer(
-        out, special, end=IM_END, pad=END_OF_TEXT, vocab_size=VOCAB_SIZE
+    parts.save_byte_tokenizer(
+        out, special, end=parts.IM_END, pad=parts.END_OF_TEXT, vocab_size=VOCAB_SIZE
     )

@@ -12,38 +12,27 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     add_tokenizer,
     tokenizer_config,
 )
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    Report,
-    TransformerSizes,
-)
-from vllm_tts_cache.testing.tiny_parts import (
-    END_OF_TEXT,
-    WeightBuilder,
-    add_layers,
-    normal,
-    save_byte_tokenizer,
-    save_json,
-)
+from vllm_tts_cache.testing import tiny_checkpoint as tiny
+from vllm_tts_cache.testing import tiny_parts as parts
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # As released. The host's pipeline stops at some of the ids, so all of them stay.
 _VOCAB_SIZE = 151_936
 _NUM_CODEBOOKS = 8
-# The two that begin and end a codebook's frames are among them.
+# With the two codes that begin and end a codebook's frames.
 _CODEBOOK_SIZE = 1_026
 # The host knows the released decoder only.
 _DECODER_DIM = 1_024
 
 
-_TALKER = TransformerSizes(
+_TALKER = tiny.TransformerSizes(
     hidden=128, intermediate=384, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32
 )
 
 # The first and the last are where the released tokenizer has them: the host's pipeline
 # stops at their ids.
 _CONTROL_IDS: dict[str, int] = {
-    END_OF_TEXT: 151_643,
+    parts.END_OF_TEXT: 151_643,
     "<|im_start|>": 151_644,
     "<|im_end|>": 151_645,
     "<|tts|>": 151_666,
@@ -59,17 +48,18 @@ _EMBEDDING_STD = 0.3
 _ATTENTION_SHARPNESS = 2.0
 _CODES = "tied.embedding.modality_embeddings.0.embedding.weight"
 
-# In float32 it would be most of the file, and nobody compares what it decodes.
+# The decoder is bfloat16: float32 would be most of the file, and no test compares it.
 _DECODER = "acoustic_decoder."
 
 
-def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
     """Fill an empty directory; called through `TINY`.
 
     With ``real`` encoders the tokenizer's encode side has its released size.
     """
     report("text tokenizer")
-    save_byte_tokenizer(directory, _CONTROL_IDS, end=END_OF_TEXT, pad=END_OF_TEXT)
+    end = parts.END_OF_TEXT
+    parts.save_byte_tokenizer(directory, _CONTROL_IDS, end=end, pad=end)
     report("talker")
     weights = WeightBuilder(options.seed)
     _add_talker(weights)
@@ -78,11 +68,11 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     tensors |= _tokenizer(options)
     ordered = {name: tensors[name].contiguous() for name in sorted(tensors)}
     save_file(ordered, directory / "model.safetensors", metadata={"format": "pt"})
-    save_json(directory / "config.json", _model_config(options.encoders))
+    parts.save_json(directory / "config.json", _model_config(options.encoders))
 
 
-def _tokenizer(options: EncoderOptions) -> dict[str, Tensor]:
-    """As other families have it in a folder of its own, but for the decoder's size."""
+def _tokenizer(options: tiny.EncoderOptions) -> dict[str, Tensor]:
+    """Return the tokenizer's tensors, with another size and dtype of the decoder."""
     weights = WeightBuilder(options.seed)
     add_tokenizer(weights, tokenizer_config(options.encoders, _DECODER_DIM))
     return {
@@ -100,18 +90,18 @@ def _add_talker(weights: WeightBuilder) -> None:
     weights.normal("tied.embedding.text_embedding.weight", text, _EMBEDDING_STD)
     codes = (_NUM_CODEBOOKS * _CODEBOOK_SIZE, hidden)
     weights.normal(_CODES, codes, _EMBEDDING_STD)
-    body, project = weights.under("body"), normal(_PROJECTION_STD)
-    add_layers(body, _TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
+    body, project = weights.under("body"), parts.normal(_PROJECTION_STD)
+    parts.add_layers(body, _TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
 
 
-def _model_config(encoders: EncoderSize) -> dict[str, object]:
-    """``config.json``; a tokenizer of other than released sizes has them in it."""
+def _model_config(encoders: tiny.EncoderSize) -> dict[str, object]:
+    """Return ``config.json``, with the tokenizer's sizes if these are not released."""
     config: dict[str, object] = {
         "architectures": ["HiggsMultimodalQwen3ForConditionalGeneration"],
         "model_type": MODEL_TYPE,
         "dtype": "bfloat16",
         "audio_token_id": -100,
-        "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
+        "eos_token_id": _CONTROL_IDS[parts.END_OF_TEXT],
         "audio_encoder_config": {
             "model_type": "higgs_audio_encoder",
             "encoder_type": "discrete",
@@ -132,7 +122,7 @@ def _model_config(encoders: EncoderSize) -> dict[str, object]:
             "rope_theta": 1_000_000,
             "attention_bias": False,
             "tie_word_embeddings": True,
-            "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
+            "eos_token_id": _CONTROL_IDS[parts.END_OF_TEXT],
         },
     }
     if encoders != "real":

@@ -1,1 +1,1 @@
-"""What Fish Speech and Audio8 TTS share: their codec's file, and how codes are read."""
+"""The DAC of Fish Speech and Audio8 TTS: file, encoder, and codes in a prefill."""

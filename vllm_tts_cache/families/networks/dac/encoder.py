@@ -1,21 +1,36 @@
-"""The encode half of a DAC: reference audio to the codes of an in-context clone."""
+"""The encode half of a DAC: reference audio to the codes of an in-context clone.
+
+The file ``codec.pth`` is read in all layouts and spellings of names in circulation.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils import remove_weight_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.sinc_resample import resample
+from vllm_tts_cache.families.networks.torch_file import read_torch_file, tensors_under
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
+
+_GENERATOR = "generator"
+# torch has had two names for the norm and the direction of a weight. The codec uses
+# both, in different layers, and files were written with either.
+_WEIGHT_NORM = (
+    (".weight_g", ".parametrizations.weight.original0"),
+    (".weight_v", ".parametrizations.weight.original1"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -23,8 +38,8 @@ class DACEncoder:
     """Gives ``codes``: ``(num_frames, 10)`` int16, the semantic codebook first.
 
     Attributes:
-        network: One of the host's, without its decode half.
-        max_frames: Positions of its transformer before the quantizer.
+        network: A codec network of the host, without its decode half.
+        max_frames: Positions of the network's transformer before the quantizer.
         clean_up: Called after each audio.
     """
 
@@ -41,19 +56,16 @@ class DACEncoder:
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.
 
-        Of several clips each is encoded by itself, as if there were no others, and
-        their frames follow each other. Source: fish-speech's server and its
-        ``generate_long``.
+        If the audio has several clips, each is encoded by itself, and their frames are
+        joined in order. Source: fish-speech's server and its ``generate_long``.
 
         Raises:
-            EncodeError: The network failed on this audio, or has not as many positions.
+            EncodeError: The network failed, or a clip has more than ``max_frames``.
         """
         try:
             with exact_float32(self.device):
-                of_clips = [
-                    self._codes(resample(clip, self.sample_rate_hz, self.device))
-                    for clip in audio.clips()
-                ]
+                to = self.sample_rate_hz, self.device
+                of_clips = [self._codes(resample(c, *to)) for c in audio.clips()]
                 codes = torch.cat(of_clips, dim=1).cpu().numpy()
         except (RuntimeError, ValueError) as exc:
             raise EncodeError(f"codec encoder: {exc}") from exc
@@ -62,10 +74,10 @@ class DACEncoder:
         return Encoding({"codes": codes.T.astype(np.int16)})
 
     def _codes(self, samples: Tensor) -> Tensor:
-        """``(10, num_frames)``; what the host computes only to drop it is left out."""
+        """Return ``(10, num_frames)``, without the steps that only decoding needs."""
         num_frames = math.ceil(samples.numel() / self.samples_per_frame)
         if num_frames > self.max_frames:
-            # On a GPU the position out of range would end the process.
+            # On a GPU a position out of range would end the process.
             raise ValueError(f"{num_frames} frames are more than {self.max_frames}")
         missing = num_frames * self.samples_per_frame - samples.numel()
         latents = self.network.encoder(pad(samples, (0, missing)).view(1, 1, -1))
@@ -74,3 +86,48 @@ class DACEncoder:
         semantic, semantic_codes, *_ = quantizer.semantic_quantizer(latents)
         _, residual_codes, *_ = quantizer.quantizer(latents - semantic)
         return torch.cat([semantic_codes, residual_codes], dim=1)[0]
+
+
+def read_codec_file(path: Path) -> dict[str, Tensor]:
+    """Return the codec's tensors by their own names, on the CPU, in the file's dtypes.
+
+    The file is a state dict, or holds one under ``state_dict`` or ``generator``. In a
+    training's file the codec's names begin with ``generator.``; other networks are left
+    out, and so are entries that are no tensors, such as a step count. Tensors may be
+    views of the file: copy what is kept.
+
+    Raises: CheckpointError if the file cannot be read, or holds no state dict.
+    """
+    state = read_torch_file(path, wrappers=("state_dict", _GENERATOR))
+    prefix = f"{_GENERATOR}."
+    is_of_training = any(name.startswith(prefix) for name in state)
+    return tensors_under(state, prefix if is_of_training else "")
+
+
+def in_the_spelling_of(
+    names: Iterable[str], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tensors with their weight norms in the spelling of ``names``."""
+    renamed: dict[str, str] = {}
+    for name in names:
+        for old, new in _WEIGHT_NORM:
+            if name.endswith(new):
+                renamed[name.removesuffix(new) + old] = name
+            elif name.endswith(old):
+                renamed[name.removesuffix(old) + new] = name
+    # If a file has both spellings, both stay, so that an error names the extra one.
+    return {
+        name if (own := renamed.get(name, name)) in tensors else own: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def fix_weight_norms(codec: nn.Module) -> None:
+    """Replace norms and directions by weights, on the codec's device as the host."""
+    with torch.no_grad():
+        for module in codec.modules():
+            if is_parametrized(module, "weight"):
+                remove_parametrizations(module, "weight", leave_parametrized=True)
+            elif hasattr(module, "weight_g"):
+                remove_weight_norm(module)
+    codec.requires_grad_(False)

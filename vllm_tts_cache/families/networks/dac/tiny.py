@@ -1,4 +1,4 @@
-"""Random weights of what a DAC is made of, for tiny checkpoints. Not a model."""
+"""Random weights of a DAC's layers, for tiny checkpoints. Not a model."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ INPUT_GAIN = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DacParts:
-    """Adds parts by the names that a file has for them; it keeps variance.
+    """Adds layers under a file's names; at a gain of 1 they keep a signal's variance.
 
     Attributes:
-        conv: What stands between a convolution's name and those of its parameters.
-        direction: Of a weight-normed weight.
-        norm: Of the same.
-        is_depthwise: Whether the wider convolution of a residual unit is.
-        down_gain: Of what a stage of the encoder ends with.
-        up_gain: Of what a stage of the decoder begins with.
+        conv: Text between a convolution's name and its parameters' names.
+        direction: Name of the direction of a weight-normed weight.
+        norm: Name of its norm.
+        is_depthwise: Whether the wider convolution of a residual unit is depthwise.
+        down_gain: Gain of the convolution that ends a stage of the encoder.
+        up_gain: Gain of the transposed convolution in a stage of the decoder.
     """
 
     conv: str
@@ -38,11 +38,11 @@ class DacParts:
         shape: tuple[int, int, int],
         gain: float = 1.0,
     ) -> None:
-        """A weight-normed convolution ``(out, in, kernel)``.
+        """Add a weight-normed convolution ``(out, in, kernel)``.
 
-        Inputs of unit variance come out with a standard deviation of ``gain``; what all
-        of them have in common does not come out, since the activations before it only
-        ever add.
+        Inputs of unit variance come out with a standard deviation of ``gain``. The
+        weights of an output sum to zero: the activations before the convolution only
+        add, and the constant that all its inputs then share must not pass.
         """
         conv = weights.under(f"{name}{self.conv}")
         direction = conv.normal(self.direction, shape, 1.0)
@@ -52,13 +52,13 @@ class DacParts:
         conv.fill("bias", shape[:1], 0.0)
 
     def add_snake(self, weights: WeightBuilder, name: str, width: int) -> None:
-        """The periodic activation's frequencies."""
+        """Add the frequencies of a periodic activation."""
         weights.fill(f"{name}.alpha", (1, width, 1), 1.0)
 
     def add_down(self, blocks: WeightBuilder, width: int, rates: Sequence[int]) -> int:
-        """What begins an encoder, and stages that downsample and double the width.
+        """Add an encoder's first convolution, and stages that each double the width.
 
-        Returns: The width behind them.
+        Returns: The width after the last stage.
         """
         self.add_conv(blocks, "0", (width, 1, 7), INPUT_GAIN)
         for index, rate in enumerate(rates, start=1):
@@ -79,14 +79,14 @@ class DacParts:
         first: int,
         output_gain: float,
     ) -> None:
-        """Stages that upsample and halve the width, and what ends a decoder.
+        """Add stages that upsample and halve the width, and a decoder's last layers.
 
         Args:
-            blocks: Where to.
-            width: Before them.
-            rates: Of each stage.
-            first: The number of the first one.
-            output_gain: Of the samples.
+            blocks: Where they are added.
+            width: Width before the first stage.
+            rates: Upsampling factor of each stage.
+            first: Number of the first stage.
+            output_gain: Gain of the last convolution, whose outputs are samples.
         """
         for index, rate in enumerate(rates, start=first):
             stage = blocks.under(f"{index}.block")
@@ -101,17 +101,17 @@ class DacParts:
     def _add_transposed_conv(
         self, weights: WeightBuilder, name: str, widths: tuple[int, int], stride: int
     ) -> None:
-        """A weight-normed transposed convolution of two strides' width."""
+        """Add a weight-normed transposed convolution of two strides' width."""
         conv = weights.under(f"{name}{self.conv}")
         direction = conv.normal(self.direction, (*widths, 2 * stride), 1.0)
         direction -= direction.mean(dim=0, keepdim=True)
-        # The norm is over outputs and kernel here; 2 taps of each input meet.
+        # Here the norm is over outputs and kernel; 2 taps of an input meet in each one.
         gain = self.up_gain * math.sqrt(widths[1] * stride / widths[0])
         conv.fill(self.norm, (widths[0], 1, 1), gain)
         conv.fill("bias", widths[1:], 0.0)
 
     def _add_residual_units(self, stage: WeightBuilder, first: int, width: int) -> None:
-        """Three units, at ``first`` and after it; their dilations have no weights."""
+        """Add three units, the first at ``first``; their dilations have no weights."""
         for index in range(first, first + 3):
             unit = stage.under(f"{index}.block")
             self.add_snake(unit, "0", width)

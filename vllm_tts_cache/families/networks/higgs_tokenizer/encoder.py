@@ -1,4 +1,4 @@
-"""The tokenizer as Higgs Audio's own code uses it: a clip as it is, at 24 kHz."""
+"""The tokenizer as Higgs Audio's own code uses it: a clip is only resampled."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,7 @@ from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 CODEC = "codec"
-# What is done with a clip before beside resampling: nothing. Other families that do
-# nothing else share encodings with these.
+# A clip is only resampled. Families with equal preparation share encodings.
 PREPARATION: dict[str, int] = {}
 
 
@@ -26,20 +25,16 @@ class HiggsEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """As `ReferenceEncoder` has it."""
+        """See `ReferenceEncoder`."""
         return self.tokenizer.fingerprint
 
     @property
     def need(self) -> MemoryNeed:
-        """As `ReferenceEncoder` has it."""
+        """See `ReferenceEncoder`."""
         return self.tokenizer.need
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
-        """Encode one audio.
-
-        Raises:
-            EncodeError: The network failed on this audio.
-        """
+        """Encode one audio. Raises: EncodeError if the network failed on this audio."""
         try:
             codes = self.tokenizer.codes(resample(audio, frames.SAMPLE_RATE_HZ))
         except (RuntimeError, ValueError) as exc:
@@ -48,23 +43,19 @@ class HiggsEncoder:
 
 
 def check_sizes(sizes: TokenizerSizes, *, path: str) -> None:
-    """Refuse a tokenizer by which a clip would have another number of frames.
+    """Refuse a tokenizer that makes another number of frames of a clip than `frames`.
 
-    It is announced before the clip is encoded.
+    The scheduler is told that number before the clip is encoded.
 
     Raises: CheckpointError.
     """
     found = (
-        sizes.sample_rate,
-        sizes.samples_per_frame,
-        sizes.num_codebooks,
-        sizes.codebook_size,
+        *(sizes.sample_rate, sizes.samples_per_frame),
+        *(sizes.num_codebooks, sizes.codebook_size),
     )
     known = (
-        frames.SAMPLE_RATE_HZ,
-        frames.SAMPLES_PER_FRAME,
-        frames.NUM_CODEBOOKS,
-        frames.CODEBOOK_SIZE,
+        *(frames.SAMPLE_RATE_HZ, frames.SAMPLES_PER_FRAME),
+        *(frames.NUM_CODEBOOKS, frames.CODEBOOK_SIZE),
     )
     if found != known:
         described = "{} Hz, {} samples a frame and {} codebooks of {}"

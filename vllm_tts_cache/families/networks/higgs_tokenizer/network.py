@@ -5,22 +5,24 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 from torchaudio.functional import resample
 
-from vllm_tts_cache.families.networks.higgs_tokenizer.acoustic import AcousticEncoder
-from vllm_tts_cache.families.networks.higgs_tokenizer.semantic import (
-    Hubert,
-    SemanticEncoder,
+from vllm_tts_cache.families.networks.higgs_tokenizer import semantic
+from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
+    AcousticSizes,
+    TokenizerSizes,
 )
-from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import TokenizerSizes
+from vllm_tts_cache.families.networks.parts import Snake
 
-# Silence on both sides of what HuBERT hears: with it, it gives whole frames.
+# Samples of silence on each side of HuBERT's input, so that its features fill frames.
 SEMANTIC_PADDING = 160
+
+_DILATIONS = (1, 3, 9)  # of the acoustic encoder's residual units
 
 
 class HiggsNetwork(nn.Module):
     """``(1, 1, num_samples)`` float32 to ``(num_codebooks, num_frames)`` int64.
 
-    Its parameters are called as in the file. Call `multiply_out` when they are loaded,
-    before it is run.
+    Its parameters have the file's names. Call `multiply_out` after they are loaded,
+    before `forward`.
 
     It is not computed in slices of time: HuBERT norms and attends over the whole clip.
 
@@ -31,15 +33,15 @@ class HiggsNetwork(nn.Module):
         super().__init__()
         self._sizes = sizes
         self.acoustic_encoder = AcousticEncoder(sizes.acoustic_model_config)
-        self.semantic_model = Hubert(sizes.semantic_model_config)
-        self.encoder_semantic = SemanticEncoder(sizes)
+        self.semantic_model = semantic.Hubert(sizes.semantic_model_config)
+        self.encoder_semantic = semantic.SemanticEncoder(sizes)
         self.fc = nn.Linear(sizes.hidden_size, sizes.hidden_size)
         self.quantizer = _Quantizer(sizes)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Encode; the same in every thread and however often."""
+        """Encode, with the same bits in every thread and every call."""
         semantic = self._semantic(samples)
-        # What the downsampling rounds away at a clip's end is a frame to HuBERT.
+        # At a clip's end HuBERT may have a frame that the downsampling rounds away.
         if self.acoustic_encoder.num_frames(samples.shape[-1]) != semantic.shape[-1]:
             half = self._sizes.samples_per_frame // 2
             samples = pad(samples, (half, half))
@@ -47,7 +49,7 @@ class HiggsNetwork(nn.Module):
         return self.quantizer(self.fc(both.transpose(1, 2)))
 
     def multiply_out(self) -> None:
-        """Make the weight that is kept as norm and direction, once."""
+        """Compute, once, the weight that the file has as norm and direction."""
         self.semantic_model.encoder.pos_conv_embed.multiply_out()
 
     def _semantic(self, samples: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class HiggsNetwork(nn.Module):
 
 
 class _Quantizer(nn.Module):
-    """Each codebook codes what those before it left over."""
+    """Codebooks in a row; each codes the residual that those before it leave."""
 
     def __init__(self, sizes: TokenizerSizes):
         super().__init__()
@@ -79,7 +81,7 @@ class _Quantizer(nn.Module):
 
 
 class _Codebook(nn.Module):
-    """``(1, num_frames, hidden)`` to its codes, and to what they stand for."""
+    """``(1, num_frames, hidden)`` to its codes, and to the vectors of the codes."""
 
     def __init__(self, sizes: TokenizerSizes, *, is_last: bool):
         super().__init__()
@@ -87,7 +89,7 @@ class _Codebook(nn.Module):
         self.codebook = nn.Module()
         self.codebook.embed = nn.Parameter(torch.empty(sizes.codebook_size, width))
         self.project_in = nn.Linear(hidden, width)
-        # What the last one leaves over is not coded any more.
+        # The residual of the last codebook is not coded.
         self.project_out = None if is_last else nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,3 +102,68 @@ class _Codebook(nn.Module):
         if self.project_out is None:
             return codes, x
         return codes, self.project_out(embedding(codes, entries))
+
+
+class AcousticEncoder(nn.Module):
+    """``(1, 1, num_samples)`` to ``(1, hidden, num_frames)``: the encoder of a DAC.
+
+    Source: ``DacEncoder`` of transformers 5.14, to which it is equal bit for bit on a
+    CPU.
+    """
+
+    def __init__(self, sizes: AcousticSizes):
+        super().__init__()
+        width = sizes.encoder_hidden_size
+        self.conv1 = nn.Conv1d(1, width, 7, padding=3)
+        blocks: list[nn.Module] = []
+        for rate in sizes.downsampling_ratios:
+            blocks.append(_Block(width, rate))
+            width *= 2
+        self.block = nn.ModuleList(blocks)
+        self.snake1 = Snake(width)
+        self.conv2 = nn.Conv1d(width, sizes.hidden_size, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode, with the same bits in every thread and every call."""
+        x = self.conv1(x)
+        for block in self.block:
+            x = block(x)
+        return self.conv2(self.snake1(x))
+
+    def num_frames(self, num_samples: int) -> int:
+        """Return the frames of so many samples; 0 or less if they are too few."""
+        for block in self.block:
+            conv: nn.Conv1d = block.conv1  # pyright: ignore[reportAssignmentType]
+            num_taps, stride = conv.kernel_size[0], conv.stride[0]
+            padding = int(conv.padding[0])
+            num_samples = (num_samples + 2 * padding - num_taps) // stride + 1
+        return num_samples
+
+
+class _Block(nn.Module):
+    """Downsamples by ``rate`` and doubles the width."""
+
+    def __init__(self, width: int, rate: int):
+        super().__init__()
+        for number, dilation in enumerate(_DILATIONS, start=1):
+            self.add_module(f"res_unit{number}", _ResidualUnit(width, dilation))
+        self.snake1 = Snake(width)
+        # Half a stride on both sides, rounded up as the released ones are.
+        self.conv1 = nn.Conv1d(width, 2 * width, 2 * rate, rate, padding=-(-rate // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():  # in the order in which they are made
+            x = layer(x)
+        return x
+
+
+class _ResidualUnit(nn.Module):
+    def __init__(self, width: int, dilation: int):
+        super().__init__()
+        self.snake1 = Snake(width)
+        self.conv1 = nn.Conv1d(width, width, 7, padding=3 * dilation, dilation=dilation)
+        self.snake2 = Snake(width)
+        self.conv2 = nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(self.snake2(self.conv1(self.snake1(x)))).add_(x)

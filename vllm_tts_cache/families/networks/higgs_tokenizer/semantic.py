@@ -1,19 +1,18 @@
 """The semantic half of the tokenizer: HuBERT, and the convolutions behind it.
 
-A network of our own. Transformers' draws a random number for each layer, even where
-nothing is dropped, and an encode beside the decode loop would shift what an unseeded
-request there draws.
+Transformers' HuBERT is not used: it draws a random number for each layer, even without
+dropout, and an encode beside the decode loop would shift the draws of unseeded
+requests.
 
 Source: ``HubertModel`` and ``HiggsAudioV2TokenizerModel`` of transformers 5.14, to
-which it is equal bit for bit on a CPU; its parameters are called as in the file.
+which it is equal bit for bit on a CPU; its parameters have the file's names.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, gelu, scaled_dot_product_attention
 
+from vllm_tts_cache.families.networks import parts
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
     SemanticSizes,
     TokenizerSizes,
@@ -30,7 +29,7 @@ class Hubert(nn.Module):
         self.encoder = _Transformer(sizes)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Encode; the whole clip is seen from each place of it."""
+        """Encode; each position depends on the whole clip."""
         features = self.feature_extractor(samples[:, None])
         return self.encoder(self.feature_projection(features.transpose(1, 2)))
 
@@ -38,11 +37,9 @@ class Hubert(nn.Module):
 class _FeatureExtractor(nn.Module):
     def __init__(self, sizes: SemanticSizes):
         super().__init__()
-        widths = (1, *sizes.conv_dim)
-        self.conv_layers = nn.ModuleList(
-            _FeatureLayer(sizes, index, widths[index])
-            for index in range(len(sizes.conv_dim))
-        )
+        inputs = enumerate((1, *sizes.conv_dim[:-1]))
+        layers = (_FeatureLayer(sizes, index, number) for index, number in inputs)
+        self.conv_layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.conv_layers:
@@ -83,9 +80,8 @@ class _Transformer(nn.Module):
         super().__init__()
         self.pos_conv_embed = _Positions(sizes)
         self.layer_norm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
-        self.layers = nn.ModuleList(
-            [_Layer(sizes) for _ in range(sizes.num_hidden_layers)]
-        )
+        layers = [_Layer(sizes) for _ in range(sizes.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer_norm(x + self.pos_conv_embed(x))
@@ -96,7 +92,7 @@ class _Transformer(nn.Module):
 
 
 class _Positions(nn.Module):
-    """A wide convolution, which is all that tells places apart.
+    """A wide convolution, the only positional encoding.
 
     Its weight is kept as norm and direction until `multiply_out` is called.
     """
@@ -113,16 +109,11 @@ class _Positions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         num_places = x.shape[1]
-        # A kernel of even width gives one place too many.
+        # A kernel of even width gives one position too many.
         return gelu(self.conv(x.transpose(1, 2))[:, :, :num_places]).transpose(1, 2)
 
     def multiply_out(self) -> None:
-        conv: Any = self.conv
-        # Torch's own kernel; written out, the last bit would differ.
-        multiply = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
-        weight = multiply(conv.weight_v, conv.weight_g, 2)
-        del conv.weight_v, conv.weight_g
-        conv.register_buffer("weight", weight)
+        parts.multiply_out(self.conv, 2)
 
 
 class _Layer(nn.Module):
@@ -149,15 +140,11 @@ class _Attention(nn.Module):
         self.out_proj = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = scaled_dot_product_attention(
-            self._heads(self.q_proj(x)),
-            self._heads(self.k_proj(x)),
-            self._heads(self.v_proj(x)),
-        )
+        shape = (*x.shape[:-1], self._num_heads, -1)
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        heads = (each.view(shape).transpose(1, 2) for each in projected)
+        mixed = scaled_dot_product_attention(*heads)
         return self.out_proj(mixed.transpose(1, 2).reshape(x.shape))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self._num_heads, -1).transpose(1, 2)
 
 
 class _FeedForward(nn.Module):
@@ -171,7 +158,7 @@ class _FeedForward(nn.Module):
 
 
 class SemanticEncoder(nn.Module):
-    """``(1, hidden, num_frames)`` of HuBERT to what is quantised of it."""
+    """``(1, hidden, num_frames)`` of HuBERT to the semantic input of the quantizer."""
 
     def __init__(self, sizes: TokenizerSizes):
         super().__init__()
@@ -186,7 +173,7 @@ class SemanticEncoder(nn.Module):
         self.conv_blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode; as long as what comes in, but for its strides."""
+        """Encode; only ``strides`` change the length."""
         x = self.conv(x)
         for block in self.conv_blocks:
             x = block(x)
@@ -211,13 +198,9 @@ class _SemanticBlock(nn.Module):
 class _SemanticUnit(nn.Module):
     def __init__(self, width: int, kernel: int, dilation: int):
         super().__init__()
+        padding = (kernel - 1) // 2 * dilation
         self.conv1 = nn.Conv1d(
-            width,
-            width,
-            kernel,
-            padding=(kernel - 1) // 2 * dilation,
-            dilation=dilation,
-            bias=False,
+            width, width, kernel, padding=padding, dilation=dilation, bias=False
         )
         self.conv2 = nn.Conv1d(width, width, 1, bias=False)
 

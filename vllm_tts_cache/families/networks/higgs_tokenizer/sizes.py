@@ -1,4 +1,4 @@
-"""What a tokenizer's ``config.json`` says of its encode side."""
+"""Reads the sizes of the encode side from a tokenizer's ``config.json``."""
 
 import math
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ CONFIG = "config.json"
 
 
 # The defaults of each section are those of transformers 5, which reads the file for
-# the host and for the official packages. Fields of its that only training, or another
-# network of the same name, has are not read.
+# the host and for the official packages. Fields that only training, or another network
+# of the same name, uses are not read.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcousticSizes:
-    """The DAC's encoder."""
+    """Sizes of the DAC's encoder."""
 
     model_type: Literal["dac"] = "dac"
     encoder_hidden_size: Positive = 64
@@ -33,7 +33,7 @@ class AcousticSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticSizes:
-    """The HuBERT."""
+    """Sizes of the HuBERT."""
 
     model_type: Literal["hubert"] = "hubert"
     hidden_size: Positive = 768
@@ -57,10 +57,10 @@ class SemanticSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSizes:
-    """The encode side of the whole.
+    """Sizes of the whole encode side.
 
     Attributes:
-        downsample_factor: Samples of the semantic model for a feature of its.
+        downsample_factor: Samples at ``semantic_sample_rate`` for a HuBERT feature.
     """
 
     model_type: Literal["higgs_audio_v2_tokenizer"]
@@ -85,21 +85,19 @@ class TokenizerSizes:
 
     @property
     def features_per_frame(self) -> int:
-        """Of how many features of the semantic model one is kept."""
+        """HuBERT features in the time of a frame; the first of them is kept."""
         seconds = self.samples_per_frame / self.sample_rate
         return int(seconds * self.semantic_sample_rate / self.downsample_factor)
 
     @property
     def hidden_size(self) -> int:
-        """What both encoders give together."""
-        return (
-            self.acoustic_model_config.hidden_size
-            + self.semantic_model_config.hidden_size
-        )
+        """Width of both encoders' outputs together."""
+        both = self.acoustic_model_config, self.semantic_model_config
+        return sum(config.hidden_size for config in both)
 
     @property
     def num_codebooks(self) -> int:
-        """As many as the highest bandwidth takes, and the file has."""
+        """Codebooks that the highest bandwidth needs, at most those in the file."""
         rate = math.ceil(self.sample_rate / self.samples_per_frame)
         bits = math.log2(self.codebook_size)
         bits_per_second = 1000 * self.target_bandwidths[-1]
@@ -107,7 +105,7 @@ class TokenizerSizes:
         return min(in_file, max(1, math.floor(bits_per_second / (rate * bits))))
 
 
-# What every released checkpoint has, for those that bring weights and no config.
+# The sizes of every released checkpoint, for one with weights but no tokenizer config.
 RELEASED = TokenizerSizes(
     model_type="higgs_audio_v2_tokenizer",
     target_bandwidths=(0.5, 1, 1.5, 2),
@@ -116,17 +114,17 @@ RELEASED = TokenizerSizes(
 
 
 def sizes_of(config: Mapping[str, Any], *, path: str) -> TokenizerSizes:
-    """Take them out of a tokenizer's config.
+    """Read the sizes from a tokenizer's config.
 
     Args:
-        config: As transformers reads it.
-        path: Where it is from, for messages.
+        config: The tokenizer's config, as transformers reads it.
+        path: Where the config is from, for messages.
 
     Raises:
-        CheckpointError: It is not this tokenizer, or one with a HuBERT of another
-            build than the released one.
+        CheckpointError: The config is of another tokenizer, its HuBERT is not built as
+            the released one, or its sizes do not fit together.
     """
-    # As transformers takes it: left out, or null, is the default.
+    # As in transformers, a field that is left out, or null, has its default.
     given = {name: value for name, value in config.items() if value is not None}
     try:
         sizes = msgspec.convert(given, TokenizerSizes)
@@ -140,12 +138,9 @@ def sizes_of(config: Mapping[str, Any], *, path: str) -> TokenizerSizes:
 def _problem(sizes: TokenizerSizes) -> str | None:
     semantic = sizes.semantic_model_config
     if semantic.do_stable_layer_norm or semantic.conv_pos_batch_norm:
-        return "its HuBERT is built otherwise than the one that voices are cloned with"
-    if (
-        not len(semantic.conv_dim)
-        == len(semantic.conv_stride)
-        == len(semantic.conv_kernel)
-    ):
+        return "its HuBERT has do_stable_layer_norm or conv_pos_batch_norm; it may not"
+    convs = semantic.conv_dim, semantic.conv_stride, semantic.conv_kernel
+    if len(set(map(len, convs))) > 1:
         return "conv_dim, conv_stride and conv_kernel differ in length"
     if len(sizes.strides) != len(sizes.channel_ratios):
         return "strides and channel_ratios differ in length"

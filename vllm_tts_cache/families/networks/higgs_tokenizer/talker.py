@@ -1,8 +1,8 @@
-"""What the workers of both Higgs Audio models share; mixed in before the host's.
+"""The base of both Higgs Audio talkers, before the host's class.
 
-The host has no ``preprocess`` for them: it puts codes in where it computes a step. So
-what a request needs is given to it as its first step begins, and stays with it until
-the request ends.
+The host has no ``preprocess`` for them: it adds codes where it computes a step. So
+`HiggsTalker` stores a request's reference in the request's info at its first step; the
+reference stays there until the request ends.
 """
 
 from abc import abstractmethod
@@ -10,46 +10,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from vllm_tts_cache.families.networks.higgs_tokenizer import frames
 from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
-from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
-    CODEBOOK_SIZE,
-    NUM_CODEBOOKS,
-)
-from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
+from vllm_tts_cache.families.networks.prompts import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import SamplingTalker
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 
 class HiggsTalker(SamplingTalker):
-    """Gives requests their references, and lets one fail alone.
+    """Stores references in requests' infos, and lets a request fail alone.
 
     Attributes:
         num_added_rows: Rows of a reference beyond its frames.
-        given: The name under which a request has what it was given.
+        given: Key that a request's info has once its reference is stored there.
     """
 
     num_added_rows: ClassVar[int]
     given: ClassVar[str]
 
-    # By these the runner says of each step whose it is, before it is computed.
+    # With these the runner calls `update_decode_step_metadata` before each step.
     supports_omni_decode_step_metadata = True
     supports_omni_query_start_loc = True
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._requests_of_step: list[str] = []
-        self._starts_of_step: torch.Tensor | None = None
+        self._starts_of_step: Tensor | None = None
+        self._infos_of_step: Sequence[dict[str, Any]] = ()
+        self._positions_of_step: Tensor | None = None
 
     def update_decode_step_metadata(
         self,
         *,
         req_ids: Sequence[str] | None = None,
-        omni_query_start_loc: torch.Tensor | None = None,
+        omni_query_start_loc: Tensor | None = None,
         **others: Any,
     ) -> None:
-        """Take in whose the spans of the next step are; the runner calls it."""
+        """Note the requests of the next step and the starts of their spans."""
         self._requests_of_step = list(req_ids or ())
         self._starts_of_step = omni_query_start_loc
         hosts = getattr(super(), "update_decode_step_metadata", None)
@@ -57,22 +57,47 @@ class HiggsTalker(SamplingTalker):
             others["omni_query_start_loc"] = omni_query_start_loc
             hosts(req_ids=None if req_ids is None else list(req_ids), **others)
 
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Compute a step as the host does, from stored codes.
+
+        A request whose reference cannot be used fails alone, see `_fail`.
+        """
+        infos = kwargs.get("model_intermediate_buffer") or ()
+        self._give_references(infos, positions)
+        self._infos_of_step, self._positions_of_step = infos, positions
+        if inputs_embeds is None:
+            inputs_embeds = self._rows(input_ids, positions)
+        host: Any = super()
+        step = input_ids, positions, intermediate_tensors, inputs_embeds
+        rows: Tensor = host.forward(*step, **kwargs)
+        return rows
+
+    def _rows(self, input_ids: Tensor, positions: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return a step's rows if the host would make wrong ones, else None."""
+        return None
+
     @abstractmethod
-    def _reference(self, rows: ReferenceRows, codes: torch.Tensor) -> dict[str, Any]:
-        """Return what a request is given, under `given` among others.
+    def _reference(self, rows: ReferenceRows, codes: Tensor) -> dict[str, Any]:
+        """Return what is stored in a request's info, with `given` among the keys.
 
         Args:
-            rows: Where the reference stands.
+            rows: Where the reference stands in the prompt.
             codes: ``(num_frames, num_codebooks)`` int64, on the CPU.
         """
 
     def _give_references(
-        self, infos: Sequence[dict[str, Any]], positions: torch.Tensor
+        self, infos: Sequence[dict[str, Any]], positions: Tensor
     ) -> None:
-        """Give each request that begins what the host needs of it."""
-        for row, (request_id, info) in enumerate(
-            zip(self._requests_of_step, infos, strict=False)
-        ):
+        """Store the reference of each request that begins; each may fail alone."""
+        requests = zip(self._requests_of_step, infos, strict=False)
+        for row, (request_id, info) in enumerate(requests):
             if FIELD not in info or self.given in info:
                 continue
             named = {**info, "request_id": request_id}
@@ -84,10 +109,10 @@ class HiggsTalker(SamplingTalker):
                 self._fail(named, exc)
 
     def _given_to(self, info: Mapping[str, Any], begin: int) -> dict[str, Any]:
-        """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
+        """Build `_reference` for a request. Raises: TTSCacheError, ValueError."""
         ref = self._speaker(info)
         rows = ReferenceRows.from_info(info)
-        if begin > rows.start:  # the rest is in the prefix cache
+        if begin > rows.start:  # rows before `begin` are in the prefix cache
             self._refuse_suspect(rows.prefix(ref), info)
         try:
             codes = torch.tensor(self._codes(ref, rows.num_rows), dtype=torch.long)
@@ -101,15 +126,15 @@ class HiggsTalker(SamplingTalker):
         return given
 
     def _codes(self, ref: SpeakerRef, num_rows: int) -> Array:
-        """``(num_frames, num_codebooks)``, each inside its codebook.
+        """Return checked codes, ``(num_frames, num_codebooks)``.
 
-        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        Raises: TTSCacheError, ValueError: codes are missing or do not fit the prompt.
         """
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
-        expected = (num_rows - self.num_added_rows, NUM_CODEBOOKS)
-        return checked_codes(codes, expected, CODEBOOK_SIZE)
+        expected = (num_rows - self.num_added_rows, frames.NUM_CODEBOOKS)
+        return checked_codes(codes, expected, frames.CODEBOOK_SIZE)
 
-    def _begin_of(self, row: int, positions: torch.Tensor) -> int:
-        """The position that the request's span of this step begins with."""
+    def _begin_of(self, row: int, positions: Tensor) -> int:
+        """Return the first position of a request's span in this step."""
         starts = self._starts_of_step
         return int(positions[0 if starts is None else int(starts[row])])

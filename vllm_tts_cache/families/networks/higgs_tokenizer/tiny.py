@@ -1,6 +1,6 @@
 """A tokenizer's folder with random weights, for tiny checkpoints. Not a model.
 
-Of one size and one seed it is the same in each family's checkpoint, byte for byte.
+With equal sizes and seed it is equal in each family's checkpoint, byte for byte.
 """
 
 import math
@@ -16,18 +16,9 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
     RELEASED,
     SemanticSizes,
 )
+from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
-from vllm_tts_cache.testing.tiny_parts import (
-    Draw,
-    WeightBuilder,
-    add_all,
-    centred,
-    constant,
-    normal,
-    projected,
-    save_json,
-    save_weights,
-)
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 Json = dict[str, Any]
 
@@ -49,26 +40,20 @@ _HUBERT: dict[EncoderSize, SemanticSizes] = {
 }
 
 
-def write_tokenizer(
-    directory: Path,
-    *,
-    encoders: EncoderSize,
-    seed: int,
-    decoder_dim: int = DECODER_DIM,
-) -> None:
-    """Fill an absent directory, ``audio_tokenizer`` of a checkpoint."""
+def write_tokenizer(directory: Path, *, encoders: EncoderSize, seed: int) -> None:
+    """Create and fill a directory, ``audio_tokenizer`` of a checkpoint."""
     directory.mkdir()
-    config = tokenizer_config(encoders, decoder_dim)
-    save_json(directory / CONFIG, config)
+    config = tokenizer_config(encoders, DECODER_DIM)
+    parts.save_json(directory / CONFIG, config)
     weights = WeightBuilder(seed)
     add_tokenizer(weights, config)
-    save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
+    parts.save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
 
 
 def tokenizer_config(encoders: EncoderSize, decoder_dim: int) -> Json:
-    """``config.json`` as transformers and the official packages read it.
+    """Return ``config.json`` as transformers and the official packages read it.
 
-    All else is as released, so that encodings have their size and codes their values.
+    All but the widths is as released, and so are the sizes of encodings and codes.
     """
     config = asdict(replace(RELEASED, semantic_model_config=_HUBERT[encoders]))
     dac = config["acoustic_model_config"]
@@ -81,7 +66,7 @@ def tokenizer_config(encoders: EncoderSize, decoder_dim: int) -> Json:
 
 
 def add_tokenizer(weights: WeightBuilder, config: Json) -> None:
-    """Add the whole of it, both ways, by the names and shapes that transformers has."""
+    """Add encoder and decoder, by the names and shapes that transformers has."""
     from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 
     with torch.device("meta"):
@@ -91,39 +76,39 @@ def add_tokenizer(weights: WeightBuilder, config: Json) -> None:
     shapes["semantic_model.masked_spec_embed"] = (hidden,)  # released files have it
 
     def add_norm_of_positions(to: WeightBuilder, name: str, shape: Any) -> None:
-        # Of all outputs together, of which each is to have a variance of 1.
+        # The norm is over all outputs together; each is to have a variance of 1.
         to.fill(name, shape, (hidden / shape[2]) ** 0.5)
 
-    add_all(weights, shapes, {"original0$": add_norm_of_positions, **_RULES})
+    parts.add_all(weights, shapes, {"original0$": add_norm_of_positions, **_RULES})
 
 
 def _add_upsampling(weights: WeightBuilder, name: str, shape: Sequence[int]) -> None:
-    """A transposed convolution ``(in, out, kernel)`` of two strides' width."""
+    """Add a transposed convolution ``(in, out, kernel)`` of two strides' width."""
     # Two taps of each input meet in an output.
     weight = weights.normal(name, shape, 1 / math.sqrt(2 * shape[0]))
     weight -= weight.mean(dim=0, keepdim=True)
 
 
-# Behind an activation that only adds, random layers would pass on mostly what all their
-# inputs have in common; so those there are blind to it.
-_RULES: dict[str, Draw] = {
-    r"(bias|embed_avg|cluster_size|masked_spec_embed)$": constant(0.0),
-    r"(alpha|inited|layer_norm\.weight)$": constant(1.0),
-    r"(codebook\.embed|original1)$": normal(),
-    # A code takes away about as much as is left, so every codebook has work to do.
-    r"project_out\.weight$": projected(0.5),
+# After an activation that only adds, random layers would pass on mostly the constant
+# that all their inputs share; so the layers there are `centred`.
+_RULES: dict[str, parts.Draw] = {
+    r"(bias|embed_avg|cluster_size|masked_spec_embed)$": parts.constant(0.0),
+    r"(alpha|inited|layer_norm\.weight)$": parts.constant(1.0),
+    r"(codebook\.embed|original1)$": parts.normal(),
+    # A code removes about as much as it leaves, so every codebook has work to do.
+    r"project_out\.weight$": parts.projected(0.5),
     # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
-    r"^acoustic_encoder\.conv1\.": projected(10.0),
-    # The output is taken as samples as it is.
-    r"^acoustic_decoder\.conv2\.": centred(0.1),
+    r"^acoustic_encoder\.conv1\.": parts.projected(10.0),
+    # The output is used as samples without scaling.
+    r"^acoustic_decoder\.conv2\.": parts.centred(0.1),
     r"conv_t1\.": _add_upsampling,
-    r"^acoustic.*res_unit\d\.conv2\.": centred(0.5),
+    r"^acoustic.*res_unit\d\.conv2\.": parts.centred(0.5),
     # A stage loses about as much as its residual units add.
-    r"^acoustic_encoder\.block\.\d+\.conv1\.": centred(0.7),
-    r"^acoustic": centred(),
-    r"conv_layers\.0\.conv\.": projected(2**0.5),
-    r"conv_layers\.": centred(2**0.5),
-    r"(q|k)_proj\.": projected(2.0),
-    r"res_units\.\d\.conv2\.": projected(0.5),
-    r"": projected(),
+    r"^acoustic_encoder\.block\.\d+\.conv1\.": parts.centred(0.7),
+    r"^acoustic": parts.centred(),
+    r"conv_layers\.0\.conv\.": parts.projected(2**0.5),
+    r"conv_layers\.": parts.centred(2**0.5),
+    r"(q|k)_proj\.": parts.projected(2.0),
+    r"res_units\.\d\.conv2\.": parts.projected(0.5),
+    r"": parts.projected(),
 }

@@ -19,11 +19,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
     TokenizerSizes,
     sizes_of,
 )
-from vllm_tts_cache.speaker.checkpoint import (
-    assign_float32,
-    encoder_fingerprint,
-    read_tensors,
-)
+from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed
@@ -31,28 +27,23 @@ from vllm_tts_cache.speaker.reference import MemoryNeed
 NETWORK = "higgs audio tokenizer"
 # Raise it with any change here that changes what the network computes.
 REVISION = 1
-# What brings the samples to HuBERT's rate, whatever brought the clip to ours.
+# Resamples from our rate to HuBERT's, whatever resampled the clip to our rate.
 SEMANTIC_RESAMPLER = "torchaudio sinc_interp_hann"
 
-# Of the network's first and largest outputs, float32, four are there at a time, and
-# half as many again are declared; see docs/gpu.md.
+# Four of the network's first and largest outputs, float32, exist at a time, and half as
+# many again are declared; see docs/gpu.md.
 _NUM_AT_A_TIME = 6
 
 _ENCODE_SIDE = (
-    "acoustic_encoder.",
-    "semantic_model.",
-    "encoder_semantic.",
-    "fc.",
-    "quantizer.",
+    *("acoustic_encoder.", "semantic_model.", "encoder_semantic."),
+    *("fc.", "quantizer."),
 )
-# What only a training needs of it.
+# Tensors that only training needs.
 _NOT_READ = (
-    "masked_spec_embed",
-    "codebook.inited",
-    "codebook.cluster_size",
-    "codebook.embed_avg",
+    *("masked_spec_embed", "codebook.inited"),
+    *("codebook.cluster_size", "codebook.embed_avg"),
 )
-# Two ways of torch to keep a weight as norm and direction; HuBERT has one such.
+# Torch's newer and older names of a weight kept as norm and direction; HuBERT has one.
 _NORMED = {
     "parametrizations.weight.original0": "weight_g",
     "parametrizations.weight.original1": "weight_v",
@@ -61,11 +52,11 @@ _NORMED = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HiggsTokenizer:
-    """What a family's encoder asks for codes.
+    """A loaded tokenizer, which a family's encoder calls.
 
     Attributes:
-        fingerprint: Over the network and over what the family does before.
-        need: What an encode takes.
+        fingerprint: Over the network and the family's preparation of a clip.
+        need: Memory that an encode takes.
     """
 
     network: HiggsNetwork
@@ -81,8 +72,8 @@ class HiggsTokenizer:
             ``(num_frames, num_codebooks)``, the coarsest first.
 
         Raises:
-            RuntimeError, ValueError: Torch's, where it fails on them.
-            EncodeError: Float32 is not exact meanwhile.
+            RuntimeError, ValueError: Torch failed on the samples.
+            EncodeError: Another thread changed torch's precision meanwhile.
         """
         with exact_float32(self.device):
             waveform = torch.tensor(samples, device=self.device).view(1, 1, -1)
@@ -93,78 +84,54 @@ class HiggsTokenizer:
 def load_higgs_tokenizer(
     directory: Path,
     device: torch.device,
-    *,
     resampler: str,
     preparation: Mapping[str, Any],
+    sizes: TokenizerSizes | None = None,
+    prefix: str = "",
 ) -> HiggsTokenizer:
-    """Load its encode side, in float32 and in memory of its own.
+    """Load a tokenizer's encode side, in float32 and in memory of its own.
 
     Args:
-        directory: ``audio_tokenizer`` of a checkpoint: a config and its weights.
+        directory: ``audio_tokenizer`` of a checkpoint: a config and its weights; or a
+            checkpoint that has the weights among its own.
         device: Where it computes.
-        resampler: What the family brings clips to 24 kHz with.
-        preparation: All else that it does with a clip before; JSON types, and its
-            revision among them. Families that do the same share encodings.
+        resampler: Name of the family's resampler to 24 kHz.
+        preparation: The family's other steps before an encode and their revision, in
+            JSON types. Families with equal preparation share encodings.
+        sizes: The tokenizer's sizes; None if the directory's config has them.
+        prefix: What the names of the tokenizer's tensors begin with in the directory.
 
     Raises:
-        CheckpointError: It is not this tokenizer, or a tensor is missing or of another
-            shape; the message names it.
+        CheckpointError: It is another tokenizer, or a tensor is missing or of another
+            shape; the message names the tensor.
     """
-    config = directory / CONFIG
-    return build_higgs_tokenizer(
-        sizes_of(read_json(config), path=str(config)),
-        read_tensors(directory, ""),
-        device,
-        path=str(directory),
-        resampler=resampler,
-        preparation=preparation,
-    )
-
-
-def build_higgs_tokenizer(
-    sizes: TokenizerSizes,
-    tensors: Mapping[str, Tensor],
-    device: torch.device,
-    *,
-    path: str,
-    resampler: str,
-    preparation: Mapping[str, Any],
-) -> HiggsTokenizer:
-    """Build its encode side of tensors that a checkpoint has elsewhere.
-
-    Args:
-        sizes: Of it.
-        tensors: By the names that they have in a folder of its own.
-        device: Where it computes.
-        path: Where they are from, for messages.
-        resampler: As of `load_higgs_tokenizer`.
-        preparation: Likewise.
-
-    Raises:
-        CheckpointError: A tensor is missing or of another shape.
-    """
+    if sizes is None:
+        config = directory / CONFIG
+        sizes = sizes_of(read_json(config), path=str(config))
+    tensors = checkpoint.read_tensors(directory, prefix)
     with torch.device("meta"):
         network = HiggsNetwork(sizes)
     weights = _encode_side(tensors, sizes)
-    weights = assign_float32(network, weights, path=f"{path}, the encode side")
+    path = f"{directory} {prefix}*" if prefix else str(directory)
+    path += ", the encode side"
+    weights = checkpoint.assign_float32(network, weights, path=path)
     network.to(device)
     with torch.no_grad():
         network.multiply_out()  # on the device, as transformers does it
+    settings: dict[str, Any] = {
+        **asdict(sizes),
+        "num_codebooks": sizes.num_codebooks,
+        "semantic_padding": SEMANTIC_PADDING,
+        "semantic_resampler": SEMANTIC_RESAMPLER,
+        "preparation": dict(preparation),
+    }
+    del settings["target_bandwidths"]  # they decide only how many codebooks there are
     return HiggsTokenizer(
         network=network,
         device=device,
         sizes=sizes,
-        fingerprint=encoder_fingerprint(
-            network=NETWORK,
-            revision=REVISION,
-            resampler=resampler,
-            weights=weights,
-            settings={
-                **_settings(sizes),
-                "semantic_padding": SEMANTIC_PADDING,
-                "semantic_resampler": SEMANTIC_RESAMPLER,
-                "preparation": dict(preparation),
-            },
+        fingerprint=checkpoint.encoder_fingerprint(
+            NETWORK, REVISION, resampler, weights, settings
         ),
         need=_need(sizes),
     )
@@ -173,8 +140,8 @@ def build_higgs_tokenizer(
 def _encode_side(
     tensors: Mapping[str, Tensor], sizes: TokenizerSizes
 ) -> dict[str, Tensor]:
-    """What the network runs on, under the names that it has for them."""
-    # What the last codebook leaves over is not coded any more.
+    """Return the tensors that the network uses, under its own names."""
+    # The residual of the last codebook is not coded.
     last = f"quantizer.quantizers.{sizes.num_codebooks - 1}.project_out."
     return {
         _our_name(name): tensor
@@ -191,15 +158,8 @@ def _our_name(name: str) -> str:
     return name
 
 
-def _settings(sizes: TokenizerSizes) -> dict[str, Any]:
-    settings = asdict(sizes)
-    # Which decides nothing but how many codebooks there are.
-    del settings["target_bandwidths"]
-    return settings | {"num_codebooks": sizes.num_codebooks}
-
-
 def _need(sizes: TokenizerSizes) -> MemoryNeed:
-    """Of the half that takes more; they are computed one after the other."""
+    """Return the need of the larger half; the halves run one after the other."""
     acoustic, semantic = sizes.acoustic_model_config, sizes.semantic_model_config
     numbers_per_second = max(
         sizes.sample_rate * acoustic.encoder_hidden_size,

@@ -1,12 +1,16 @@
-"""The 12 Hz codec's encoder: reference audio to the codes of an in-context clone."""
+"""The 12 Hz codec's encoder: reference audio to the codes of an in-context clone.
+
+Its long convolutions run in slices of time.
+"""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers.models.mimi import modeling_mimi as mimi
 from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
     configuration_qwen3_tts_tokenizer_v2 as configuration,
 )
@@ -16,69 +20,46 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.networks.qwen3_codec.convolutions import (
-    SlicedEncoder,
-    can_be_sliced,
-)
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
-from vllm_tts_cache.speaker.checkpoint import (
-    assign_float32,
-    encoder_fingerprint,
-    read_tensors,
-)
+from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
+from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
-# What the encoder is called in stored voices.
+# Name of the encoder in stored voices.
 CODEC = "codec"
 
 # Raise it with any change here that changes what the encoder computes.
 REVISION = 1
 
-# What is read of the encoder's config; how long its attention looks back is not.
+# Fields of the encoder's config that are used; its attention window is not.
 _READ = (
-    "attention_bias",
-    "audio_channels",
-    "codebook_dim",
-    "codebook_size",
-    "compress",
-    "dilation_growth_rate",
-    "frame_rate",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "kernel_size",
-    "last_kernel_size",
-    "max_position_embeddings",
-    "norm_eps",
-    "num_attention_heads",
-    "num_filters",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "num_quantizers",
-    "num_residual_layers",
-    "num_semantic_quantizers",
-    "pad_mode",
-    "residual_kernel_size",
-    "rope_parameters",
-    "sampling_rate",
-    "upsampling_ratios",
-    "use_causal_conv",
-    "use_conv_shortcut",
-    "vector_quantization_hidden_dimension",
+    *("attention_bias", "audio_channels", "codebook_dim", "codebook_size", "compress"),
+    *("dilation_growth_rate", "frame_rate", "head_dim", "hidden_act", "hidden_size"),
+    *("intermediate_size", "kernel_size", "last_kernel_size"),
+    *("max_position_embeddings", "norm_eps", "num_attention_heads", "num_filters"),
+    *("num_hidden_layers", "num_key_value_heads", "num_quantizers"),
+    *("num_residual_layers", "num_semantic_quantizers", "pad_mode"),
+    *("residual_kernel_size", "rope_parameters", "sampling_rate", "upsampling_ratios"),
+    *("use_causal_conv", "use_conv_shortcut", "vector_quantization_hidden_dimension"),
 )
 
-# With the released 64 filters; see docs/gpu.md for where the figures come from. Two
-# slices are fixed.
+# With the released 64 filters; see docs/gpu.md for where the figures come from. The
+# fixed part is that of two slices.
 _NUM_FILTERS = 64
 _NEED = MemoryNeed(fixed_bytes=128 * 1024**2, bytes_per_second=4 * 1024**2)
 
-# Longer than any audio: the official package's transformers, 4.57, knows no window
-# here, and with one at least as long as the input this one's attention is the same,
-# plain causal kernel.
+# A kernel computes less than two slices: 3 GFLOP at most at the released size.
+SLICE_SECONDS = 2.0
+# Lowest rate of a sliced layer's input. Slower layers are wide and short: for 30 s the
+# largest kernel has 20 GFLOP, and slices would spend their time on fetching weights.
+_MIN_SLICED_RATE_HZ = 2_000
+
+# Longer than any audio: transformers 4.57 of the official package has no window here.
+# With a window that is longer than the input, the host's transformers uses the same
+# kernel, the plain causal one.
 _NO_WINDOW = 2**30
 
 
@@ -103,16 +84,15 @@ class CodecEncoder:
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.
 
-        Raises:
-            EncodeError: The network failed on this audio.
+        Raises: EncodeError if the network failed on this audio.
         """
         try:
             samples = resample(audio, self.sample_rate_hz)
             num_frames = -(-samples.size // self.samples_per_frame)
             with exact_float32(self.device):
                 waveform = torch.tensor(samples, device=self.device)
-                # The finer codebooks refine what the coarser ones left over, so
-                # leaving out those that nobody reads changes none of the others.
+                # Each codebook codes the residual of the coarser ones, so leaving out
+                # the finest, which the talker does not speak, changes no other code.
                 (codes,) = self.network.encode(
                     waveform.view(1, 1, -1),
                     num_quantizers=self.num_codebooks,
@@ -121,49 +101,93 @@ class CodecEncoder:
                 )[0]
         except (RuntimeError, ValueError) as exc:
             raise EncodeError(f"codec encoder: {exc}") from exc
-        return Encoding(
-            {"codes": codes[:, :num_frames].T.cpu().numpy().astype(np.int16)}
-        )
+        frames = codes[:, :num_frames].T.cpu().numpy()
+        return Encoding({"codes": frames.astype(np.int16)})
+
+
+class SlicedEncoder(nn.Module):
+    """Replaces the host's encoder module; its long layers run in slices.
+
+    Args:
+        encoder: The host's module, causal and padded with silence.
+        sample_rate_hz: Sample rate of the encoder's input.
+    """
+
+    def __init__(self, encoder: mimi.MimiEncoder, sample_rate_hz: int):
+        super().__init__()
+        num_sliced, stride = 0, 1
+        for number, layer in enumerate(encoder.layers, start=1):
+            if sample_rate_hz < stride * _MIN_SLICED_RATE_HZ:
+                break
+            num_sliced = number
+            if isinstance(layer, mimi.MimiConv1d):
+                stride *= layer.conv.stride[0]
+        self.sliced = nn.Sequential(*encoder.layers[:num_sliced])
+        self.whole = nn.Sequential(*encoder.layers[num_sliced:])
+        self.num_samples = round(SLICE_SECONDS * sample_rate_hz / stride) * stride
+
+    def forward(self, samples: Tensor, padding_cache: None = None) -> Tensor:  # noqa: ARG002
+        """``(batch, 1, num_samples)`` to ``(batch, hidden, num_samples / 960)``.
+
+        ``padding_cache``, of the host's signature for streams, is always None.
+        """
+        sliced = partial(_compute, self.sliced)
+        x = in_slices(sliced, samples, num_samples=self.num_samples)
+        return _compute(self.whole, x, CausalPass())
+
+
+def can_be_sliced(encoder: mimi.MimiEncoder) -> bool:
+    """Tell whether all convolutions are causal and pad with silence, as released."""
+    convs = (conv for conv in encoder.modules() if isinstance(conv, mimi.MimiConv1d))
+    return all(conv.causal and conv.pad_mode == "constant" for conv in convs)
+
+
+def _compute(layer: nn.Module, x: Tensor, causal: CausalPass) -> Tensor:
+    match layer:
+        case nn.Sequential():
+            for part in layer:
+                x = _compute(part, x, causal)
+            return x
+        case mimi.MimiResnetBlock():
+            inner = x
+            for part in layer.block:
+                inner = _compute(part, inner, causal)
+            return _compute(layer.shortcut, x, causal) + inner
+        case mimi.MimiConv1d():
+            return causal.convolve(layer.conv, x)
+    return layer(x)
 
 
 def load_codec_encoder(directory: Path, device: torch.device) -> CodecEncoder:
-    """Load it from the folder of the codec, which lies in the checkpoint's.
+    """Load the encoder from the codec's folder in a checkpoint.
 
-    Raises:
-        CheckpointError: Its weights or its settings are not what it needs.
+    Raises: CheckpointError if a file cannot be read, or weights or settings do not fit.
     """
     section = read_json(directory / "config.json")
     config = configuration.Qwen3TTSTokenizerV2Config(**section)
     if config.encoder_config.codebook_size > np.iinfo(np.int16).max + 1:
         raise CheckpointError(str(directory), "its codes do not fit into 16 bits")
-    tensors = read_tensors(directory, "encoder.")
+    tensors = checkpoint.read_tensors(directory, "encoder.")
     network, weights = _build(config, tensors, path=f"{directory} encoder.*")
-    return CodecEncoder(
-        network=network.to(device),  # pyright: ignore[reportArgumentType]
-        device=device,
-        sample_rate_hz=config.input_sample_rate,
-        samples_per_frame=config.encode_downsample_rate,
-        num_codebooks=config.encoder_valid_num_quantizers,
-        fingerprint=encoder_fingerprint(
-            network="qwen3 12 hz codec",
-            revision=REVISION,
-            resampler=RESAMPLER,
-            weights=weights,
-            settings=_settings(config),
-        ),
-        need=_NEED.scaled(config.encoder_config.num_filters / _NUM_FILTERS),
-    )
-
-
-def _settings(config: configuration.Qwen3TTSTokenizerV2Config) -> dict[str, Any]:
-    # With its defaults filled in, which another version of the host may change.
-    return {
+    # Defaults are filled in, because another version of the host may change them.
+    settings = {
         "config": {name: getattr(config.encoder_config, name) for name in _READ},
         "attention": "causal",
         "sample_rate_hz": config.input_sample_rate,
         "samples_per_frame": config.encode_downsample_rate,
         "num_codebooks": config.encoder_valid_num_quantizers,
     }
+    return CodecEncoder(
+        network=network.to(device),  # pyright: ignore[reportArgumentType]
+        device=device,
+        sample_rate_hz=config.input_sample_rate,
+        samples_per_frame=config.encode_downsample_rate,
+        num_codebooks=config.encoder_valid_num_quantizers,
+        fingerprint=checkpoint.encoder_fingerprint(
+            "qwen3 12 hz codec", REVISION, RESAMPLER, weights, settings
+        ),
+        need=_NEED.scaled(config.encoder_config.num_filters / _NUM_FILTERS),
+    )
 
 
 def _build(
@@ -172,19 +196,19 @@ def _build(
     *,
     path: str,
 ) -> tuple[modeling.Qwen3TTSTokenizerV2Encoder, dict[str, torch.Tensor]]:
-    """The encoder in float32 on the CPU, and its tensors as the checkpoint has them.
+    """Return the encoder in float32 on the CPU, and its tensors as in the checkpoint.
 
-    What only decoding needs is left out.
+    Codebooks and layers that only decoding needs are left out.
 
-    It is built on the meta device: the class makes a decoder first and then drops
-    it, and drawing random weights would disturb the process's random state.
+    It is built on the meta device: the host's class makes a decoder first and drops it,
+    and drawing random weights would change the process's random state.
     """
     encoder_config = config.encoder_config
     encoder_config.sliding_window = _NO_WINDOW
     encoder_config._attn_implementation = "sdpa"
     with torch.device("meta"):
         network = modeling.Qwen3TTSTokenizerV2Encoder(encoder_config)
-    weights = assign_float32(network, tensors, path=path)
+    weights = checkpoint.assign_float32(network, tensors, path=path)
     _compute_derived_buffers(network)
     _delete_unread_codebooks(network, config.encoder_valid_num_quantizers)
     if can_be_sliced(network.encoder):
@@ -194,7 +218,7 @@ def _build(
 
 
 def _compute_derived_buffers(network: modeling.Qwen3TTSTokenizerV2Encoder) -> None:
-    """Rotary frequencies and padding sizes; no checkpoint holds them."""
+    """Compute rotary frequencies and padding sizes, which no checkpoint holds."""
     stored = network.state_dict().keys()
     derived = [name for name, _ in network.named_buffers() if name not in stored]
     for owner_name in sorted({name.rpartition(".")[0] for name in derived}):

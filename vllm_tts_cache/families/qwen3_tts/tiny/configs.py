@@ -5,47 +5,25 @@ official package's transformers and of the host's are not the same.
 """
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
-from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
-    CodecDecoderSizes,
-    TransformerSizes,
-)
+from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
-from vllm_tts_cache.testing.tiny_parts import (
-    IM_END,
-    IM_START,
-    SPECIAL_TOKENS,
-    TextTokenizer,
-)
 
 Json = dict[str, object]
 
 CODEC_EOS_ID = 2150
 TTS_PAD, TTS_BOS, TTS_EOS = "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"
 ALL_SPECIAL_TOKENS = (
-    *SPECIAL_TOKENS,
-    TTS_PAD,
-    TTS_BOS,
-    TTS_EOS,
-    "<tts_text_bos_single>",
-    "<|audio_start|>",
-    "<|audio_end|>",
+    *(*parts.SPECIAL_TOKENS, TTS_PAD, TTS_BOS, TTS_EOS),
+    *("<tts_text_bos_single>", "<|audio_start|>", "<|audio_end|>"),
 )
 _LANGUAGES = (
-    "chinese",
-    "english",
-    "german",
-    "italian",
-    "portuguese",
-    "spanish",
-    "japanese",
-    "korean",
-    "french",
-    "russian",
+    *("chinese", "english", "german", "italian", "portuguese"),
+    *("spanish", "japanese", "korean", "french", "russian"),
 )
 
 
-def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
-    """``config.json``."""
+def model_config(text: parts.TextTokenizer, encoders: EncoderSize) -> Json:
+    """Return ``config.json``."""
     speaker = sizes.SPEAKER_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
@@ -54,8 +32,8 @@ def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "0b6",
         "tts_model_type": "base",
-        "im_start_token_id": text.id_of(IM_START),
-        "im_end_token_id": text.id_of(IM_END),
+        "im_start_token_id": text.id_of(parts.IM_START),
+        "im_end_token_id": text.id_of(parts.IM_END),
         "tts_pad_token_id": text.id_of(TTS_PAD),
         "tts_bos_token_id": text.id_of(TTS_BOS),
         "tts_eos_token_id": text.id_of(TTS_EOS),
@@ -144,8 +122,10 @@ TEXT_PREPROCESSOR: Json = {
 }
 
 
-def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -> Json:
-    """``speech_tokenizer/config.json``."""
+def speech_tokenizer_config(
+    encoders: EncoderSize, decoder: sizes.CodecDecoderSizes
+) -> Json:
+    """Return ``speech_tokenizer/config.json``."""
     encoder = sizes.CODEC_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
@@ -222,9 +202,5 @@ AUDIO_PREPROCESSOR: Json = {
 }
 
 
-def _transformer(size: TransformerSizes) -> Json:
-    return {
-        **size.config,
-        "head_dim": size.head_dim,
-        "attention_bias": False,
-    }
+def _transformer(size: sizes.TransformerSizes) -> Json:
+    return {**size.config, "head_dim": size.head_dim, "attention_bias": False}

@@ -1,13 +1,10 @@
-"""What can be asked of a test checkpoint, and the widths and depths that it has."""
+"""Options of a test checkpoint, and its widths and depths."""
 
 import math
 from dataclasses import dataclass
 
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderSize,
-    TransformerSizes,
-)
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 # Fixed by the released models, whatever the size of the networks.
 SAMPLE_RATE_HZ = 24_000
@@ -83,16 +80,10 @@ _REAL_ENCODER = TransformerSizes(
 
 CODEC_DECODER = {
     "tiny": CodecDecoderSizes(
-        transformer=_TINY,
-        codebook_dim=64,
-        latent_dim=64,
-        decoder_dim=64,
+        transformer=_TINY, codebook_dim=64, latent_dim=64, decoder_dim=64
     ),
     "real": CodecDecoderSizes(
-        transformer=_REAL_DECODER,
-        codebook_dim=512,
-        latent_dim=1024,
-        decoder_dim=1536,
+        transformer=_REAL_DECODER, codebook_dim=512, latent_dim=1024, decoder_dim=1536
     ),
 }
 
@@ -107,10 +98,7 @@ SPEAKER_ENCODER: dict[EncoderSize, SpeakerEncoderSizes] = {
 
 CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
     "tiny": CodecEncoderSizes(
-        transformer=_TINY,
-        num_filters=4,
-        codebook_dim=32,
-        num_quantizers=NUM_CODEBOOKS,
+        transformer=_TINY, num_filters=4, codebook_dim=32, num_quantizers=NUM_CODEBOOKS
     ),
     "real": CodecEncoderSizes(
         transformer=_REAL_ENCODER,
@@ -123,77 +111,23 @@ CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gains:
-    """Gains of random projections, found by measuring; 1 keeps the variance.
-
-    Attributes:
-        attention_sharpness: Weight of the query and key norms. Diffuse attention
-            dilutes the one position that holds the speaker among hundreds.
-        talker_layers: Of every projection in the talker's layers.
-        speaker_encoder: Of the hidden layers; sqrt(2) carries a signal through
-            rectifiers undamped.
-        speaker_embedding: Of the last layer, on pooled features.
-        codec_layer_scale: How much a layer of the codec encoder's transformer adds;
-            0.01 is what a released one starts its training from, and hides any
-            difference in attention.
-        cluster_usage: Bounds of the logarithm of a codebook entry's usage, which
-            every reader has to divide by.
-        normed_text_over: Mean, measured, of channel 0 behind the talker's last norm
-            once the text is over; scales the logit of the end of speech.
-    """
-
-    attention_sharpness: float
-    talker_layers: float
-    speaker_encoder: float
-    speaker_embedding: float
-    codec_layer_scale: float
-    cluster_usage: tuple[float, float]
-    normed_text_over: float
-
-
-SENSITIVE = Gains(
-    attention_sharpness=2.0,
-    talker_layers=1.5,
-    speaker_encoder=2**0.5,
-    speaker_embedding=0.5,
-    codec_layer_scale=0.3,
-    cluster_usage=(-2.0, 6.0),
-    normed_text_over=0.265,
-)
-PLAIN = Gains(
-    attention_sharpness=1.0,
-    talker_layers=0.5,
-    speaker_encoder=0.5,
-    speaker_embedding=0.5,
-    codec_layer_scale=0.01,
-    cluster_usage=(0.0, 0.0),
-    normed_text_over=1.455,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
     """Equal options give byte-identical files.
 
     Attributes:
-        sensitive: Weights under which speakers, attention windows and dtypes are
-            heard. Without, weights as small as at the start of a training, which
-            hide such differences.
         encoders: ``real`` gives the 12 Hz codec encoder and the speaker encoder
             their released sizes, so that encoding a reference costs what it does in
             production; the talker stays tiny.
         real_decoder: Gives the codec's decoder its released size, so that speaking
             costs what it does in production after the talker.
-        seed: Of all weights.
+        seed: Seed of all weights.
         eos_logit: Mean logit of the end of speech once the text is over. The other
             codes have a standard deviation of 1, so at temperature 0.9 and top-k 50
             the default ends about 7 % of the frames.
 
-    Raises:
-        ConfigError: A value cannot be used.
+    Raises: ConfigError if a value cannot be used.
     """
 
-    sensitive: bool = True
     encoders: EncoderSize = "tiny"
     real_decoder: bool = False
     seed: int = 0
@@ -201,7 +135,7 @@ class CheckpointOptions:
 
     @property
     def decoder(self) -> CodecDecoderSizes:
-        """Of the 12 Hz codec."""
+        """Sizes of the 12 Hz codec's decoder."""
         return CODEC_DECODER["real" if self.real_decoder else "tiny"]
 
     def __post_init__(self) -> None:

@@ -7,27 +7,15 @@ from pathlib import Path
 import torch
 from torch.nn.functional import silu
 
+from vllm_tts_cache.families.networks.dac.tiny import DacParts
 from vllm_tts_cache.families.voxcpm2.tiny import configs
-from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
-from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
-    save_text_tokenizer,
-    text_vocab,
-)
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    Report,
-)
-from vllm_tts_cache.testing.tiny_parts import (
-    Draw,
-    WeightBuilder,
-    add_layers,
-    save_json,
-    save_weights,
-)
+from vllm_tts_cache.testing import tiny_parts as parts
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _EMBEDDING_STD = 1.0
 _ATTENTION_GAIN = 2.0  # of queries and keys each
-# What the noise becomes is to hang on what it is made for.
+# With less, the result would depend on the noise and hardly on its conditions.
 _DIFFUSION_LAYER_GAIN = 2.0
 _VELOCITY_GAIN = 3.0
 # The stop's logit less that of going on has a standard deviation of about 0.4 in one
@@ -42,14 +30,14 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     weights.
     """
     report("text tokenizer")
-    save_text_tokenizer(directory)
+    configs.save_text_tokenizer(directory)
     report("language models")
-    vocab_size = len(text_vocab())
+    vocab_size = len(configs.text_vocab())
     config = configs.model_config(vocab_size, options.encoders)
-    save_json(directory / "config.json", config)
+    parts.save_json(directory / "config.json", config)
     model = WeightBuilder(options.seed)
     add_model(model, vocab_size)
-    save_weights(directory / "model.safetensors", model.tensors, torch.bfloat16)
+    parts.save_weights(directory / "model.safetensors", model.tensors, torch.bfloat16)
     report("audio VAE")
     audio_vae = WeightBuilder(options.seed)
     add_audio_vae(audio_vae, configs.ENCODER_DIM[options.encoders])
@@ -62,8 +50,8 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
     """Add everything but the AudioVAE."""
     lm = weights.under("base_lm")
     lm.normal("embed_tokens.weight", (vocab_size, configs.LM.hidden), _EMBEDDING_STD)
-    add_layers(lm, configs.LM, _projected())
-    add_layers(weights.under("residual_lm"), configs.RESIDUAL_LM, _projected())
+    parts.add_layers(lm, configs.LM, _projected())
+    parts.add_layers(weights.under("residual_lm"), configs.RESIDUAL_LM, _projected())
     _add_feature_encoder(weights.under("feat_encoder"))
     _add_diffusion(weights.under("feat_decoder.estimator"))
     _add_bridges(weights)
@@ -74,7 +62,7 @@ def _add_feature_encoder(encoder: WeightBuilder) -> None:
     hidden = configs.FEATURE_ENCODER.hidden
     encoder.normal("special_token", (1, 1, 1, hidden), 1.0)
     encoder.linear("in_proj", configs.LATENT_DIM, hidden)
-    add_layers(encoder.under("encoder"), configs.FEATURE_ENCODER, _projected())
+    parts.add_layers(encoder.under("encoder"), configs.FEATURE_ENCODER, _projected())
 
 
 def _add_diffusion(estimator: WeightBuilder) -> None:
@@ -86,11 +74,11 @@ def _add_diffusion(estimator: WeightBuilder) -> None:
         for layer in ("linear_1", "linear_2"):
             estimator.under(time).linear(layer, hidden, hidden)
     layers = _projected(_DIFFUSION_LAYER_GAIN)
-    add_layers(estimator.under("decoder"), configs.DIT, layers)
+    parts.add_layers(estimator.under("decoder"), configs.DIT, layers)
 
 
 def _add_bridges(weights: WeightBuilder) -> None:
-    """What leads from one model to another."""
+    """Add the projections from one model to another."""
     lm, dit = configs.LM.hidden, configs.DIT.hidden
     weights.linear("enc_to_lm_proj", configs.FEATURE_ENCODER.hidden, lm)
     weights.linear("lm_to_dit_proj", lm, dit)
@@ -101,7 +89,7 @@ def _add_bridges(weights: WeightBuilder) -> None:
 
 
 def _add_stop(weights: WeightBuilder) -> None:
-    """One channel is always 1, and goes on."""
+    """Add the stop's layers, in which one channel is always 1 and votes to go on."""
     hidden = configs.LM.hidden
     weight, bias = weights.linear("stop_proj", hidden, hidden)
     weight[0], bias[0] = 0.0, 1.0
@@ -109,9 +97,45 @@ def _add_stop(weights: WeightBuilder) -> None:
     head[:, 0] = torch.tensor([_STOP_MARGIN / silu(bias[0]).item(), 0.0])
 
 
-def _projected(gain: float = 1.0) -> Draw:
+def _projected(gain: float = 1.0) -> parts.Draw:
     def add(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
         is_compared = re.search("(q|k)_proj", name)
         layer.projection(name, shape, _ATTENTION_GAIN if is_compared else gain)
 
     return add
+
+
+# The output goes through a tanh; at this gain it hardly bends.
+_OUTPUT_GAIN = 0.1
+_PARTS = DacParts(
+    conv="",
+    direction="weight_v",
+    norm="weight_g",
+    is_depthwise=True,
+    down_gain=0.85,  # a stage loses as much as its residual units add
+    up_gain=0.5,
+)
+
+
+def add_audio_vae(weights: WeightBuilder, encoder_dim: int) -> None:
+    """Add encoder and decoder, in float32 and under the names of ``audiovae.pth``."""
+    encoder = weights.under("encoder")
+    width = _PARTS.add_down(encoder.under("block"), encoder_dim, configs.ENCODER_RATES)
+    for half in ("fc_mu", "fc_logvar"):
+        _PARTS.add_conv(encoder, half, (configs.LATENT_DIM, width, 3))
+    _add_decoder(weights.under("decoder"), configs.DECODER_DIM)
+    weights.tensors["decoder.sr_bin_boundaries"] = torch.tensor(
+        configs.RATE_BOUNDARIES_HZ, dtype=torch.int32
+    )
+
+
+def _add_decoder(decoder: WeightBuilder, width: int) -> None:
+    model, rates = decoder.under("model"), configs.DECODER_RATES
+    _PARTS.add_conv(model, "0", (configs.LATENT_DIM, 1, 7))
+    _PARTS.add_conv(model, "1", (width, configs.LATENT_DIM, 1))
+    _PARTS.add_up(model, width, rates, first=2, output_gain=_OUTPUT_GAIN)
+    for index in range(len(rates)):
+        condition = decoder.under(f"sr_cond_model.{index + 2}")
+        shape = len(configs.RATE_BOUNDARIES_HZ) + 1, width // 2**index
+        condition.fill("scale_embed.weight", shape, 1.0)
+        condition.fill("bias_embed.weight", shape, 0.0)

@@ -1,0 +1,214 @@
+"""Registered and not encoded is a query: nothing that breaks leaves a voice out."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import update
+
+from tests.in_process_workers import clip, decoded, new_speaker
+from tests.store_samples import opened
+from tests.unit.test_service import NAMES, Rig
+from tests.waiting import soon
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.entrypoints.speakers import ensure, pending
+from vllm_tts_cache.errors import EncodeError, StorageUnavailableError, WorkerRPCError
+from vllm_tts_cache.tenants import ALONE
+
+NUM_VOICES = 12
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(ensure, "PRECOMPUTE_SECONDS", 0.05)
+    monkeypatch.setattr(pending, "OUTAGE_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def rig_of(tmp_path):
+    rigs = []
+
+    def make(**settings):
+        rigs.append(Rig(tmp_path, **settings))
+        return rigs[-1]
+
+    yield make
+    for each in rigs:
+        await asyncio.wait_for(each.close(), 60)
+
+
+def register(store, number, **fields):
+    new = new_speaker(f"voice {number}", clip(number), ref_text="Said.", **fields)
+    return store.registrations.register(new, decoded(clip(number))).record
+
+
+def num_encoded(store):
+    return store.usage()[Segment.REGISTERED]["encodings"].num_files
+
+
+async def all_are_encoded(rig, num_voices=NUM_VOICES):
+    await soon(lambda: num_encoded(rig.store) == num_voices * len(NAMES))
+
+
+async def test_a_start_encodes_what_was_registered_before_it(rig_of, tmp_path):
+    store = opened(tmp_path)
+    for number in range(NUM_VOICES):
+        register(store, number)
+    register(store, NUM_VOICES, precompute=False)
+    store.close()
+    rig = rig_of()
+    await all_are_encoded(rig)
+    await rig.settled()
+    assert rig.encodes == dict.fromkeys(NAMES, NUM_VOICES), "each once"
+
+
+async def test_a_call_that_fails_leaves_no_voice_out(rig_of, monkeypatch):
+    rig = rig_of()
+    called, num_failures = rig.engine.called, 6
+
+    def failing(method, args=()):
+        nonlocal num_failures
+        if method == "tts_cache_want" and num_failures:
+            num_failures -= 1
+            raise WorkerRPCError("the connection was lost")
+        return called(method, args)
+
+    monkeypatch.setattr(rig.engine, "called", failing)
+    for number in range(NUM_VOICES):
+        record = register(rig.store, number)
+        rig.service.encodings.precompute_from(record.generation)
+    await all_are_encoded(rig)
+    assert num_failures == 0
+
+
+async def test_a_catalogue_that_is_away_leaves_no_voice_out(rig_of, monkeypatch):
+    rig = rig_of()
+    await rig.settled()
+    for number in range(NUM_VOICES):
+        register(rig.store, number)
+    reads = "unencoded", "stored_artifacts", "stored_since", "to_retry"
+    was = {name: getattr(rig.store, name) for name in reads}
+
+    def away(*_):
+        raise StorageUnavailableError(
+            "the database", "it is away", retry_after_seconds=1
+        )
+
+    for name in reads:
+        monkeypatch.setattr(rig.store, name, away)
+    rig.service.encodings.precompute_from(1)
+    await asyncio.sleep(0.5)
+    assert num_encoded(rig.store) == 0
+    for name, read in was.items():
+        monkeypatch.setattr(rig.store, name, read)
+    await all_are_encoded(rig)
+
+
+async def test_two_servers_encode_each_voice_once(rig_of):
+    rigs = [rig_of(), rig_of()]
+    for number in range(NUM_VOICES):
+        register(rigs[0].store, number)
+    for rig in rigs:
+        rig.service.encodings.precompute_from(1)
+    await all_are_encoded(rigs[0])
+    for rig in rigs:
+        await rig.settled()
+    for name in NAMES:
+        assert sum(rig.encodes[name] for rig in rigs) == NUM_VOICES
+
+
+async def test_a_failed_encode_is_tried_again_when_its_row_says_so(rig_of):
+    rig = rig_of()
+    rig.encoders[0].errors += [EncodeError("it cannot")]
+    record = register(rig.store, 0)
+    rig.service.encodings.precompute_from(record.generation)
+    await soon(lambda: rig.store.failures(record.audio_sha256) != {})
+    await rig.settled()
+    assert await rig.status("voice 0") == ("failed", "it cannot")
+    num_calls = rig.encoders[0].num_calls
+    await asyncio.sleep(0.3)  # several looks
+    assert rig.encoders[0].num_calls == num_calls
+    with rig.store.database.write() as db:
+        db.execute(update(schema.failed_encode).values(next_try=0.0))
+    await all_are_encoded(rig, 1)
+    await rig.settled()
+    assert rig.store.failures(record.audio_sha256) == {}
+    assert await rig.status("voice 0") == ("ready", None)
+
+
+async def test_a_deleted_voice_leaves_no_failure_behind(rig_of):
+    rig = rig_of()
+    rig.encoders[0].errors += [EncodeError("it cannot")]
+    record = register(rig.store, 0)
+    rig.service.encodings.precompute_from(record.generation)
+    await soon(lambda: rig.store.failures(record.audio_sha256) != {})
+    await rig.service.deletions.delete("voice 0", record.tenant)
+    assert rig.store.failures(record.audio_sha256) == {}
+
+
+async def test_no_more_than_so_many_are_under_way(rig_of, monkeypatch):
+    monkeypatch.setattr(ensure, "MAX_PRECOMPUTED_AT_ONCE", 3)
+    rig = rig_of()
+    rig.encoders[0].gate.clear()
+    for number in range(NUM_VOICES):
+        register(rig.store, number)
+    rig.service.encodings.precompute_from(1)
+    await soon(rig.encoders[0].entered.is_set)
+    await asyncio.sleep(0.2)
+    assert rig.service.encodings.num_flights <= 3 * len(NAMES)
+    rig.encoders[0].gate.set()
+    await all_are_encoded(rig)
+
+
+async def test_who_forces_nothing_ends_no_forced_encode(rig_of, monkeypatch):
+    monkeypatch.setattr(ensure, "IN_TURN_SECONDS", 0.05)
+    rig = rig_of()
+    await rig.register()
+    await rig.precompute()
+    found = await rig.service.lookups.get(ALONE, "Ann")
+    again, encodings = rig.encodes["speaker"] + 1, rig.service.encodings
+    rig.encoders[0].gate.clear()
+    for force in (True, False):
+        await encodings.precompute(found, force=force, urgent=False)
+    rig.encoders[0].gate.set()
+    await soon(lambda: rig.encodes["speaker"] == again)
+
+
+async def test_a_full_disk_of_encodings_is_not_made_anew_at_a_start(rig_of, tmp_path):
+    store = opened(tmp_path)
+    for number in range(NUM_VOICES):
+        register(store, number)
+    store.close()
+    first = Rig(tmp_path)
+    await all_are_encoded(first)
+    assert first.store.first_to_precompute() == 1
+    used = first.store.usage()[Segment.REGISTERED]["encodings"].num_bytes
+    await first.close()
+    again = rig_of(disk_max_bytes=used // 2, inline_share=0.01)
+    again.store.writer.trim()
+    await again.settled()
+    assert sum(again.encodes.values()) == 0
+    record = register(again.store, NUM_VOICES)
+    again.service.encodings.precompute_from(record.generation)
+    await soon(lambda: sum(again.encodes.values()) == len(NAMES))
+
+
+async def test_a_pass_begins_where_the_one_before_ended(rig_of, monkeypatch):
+    """Each read all voices again, a million in ten seconds, every five seconds."""
+    rig = rig_of()
+    records = [register(rig.store, number) for number in range(NUM_VOICES)]
+    rig.service.encodings.precompute_from(1)
+    await all_are_encoded(rig)
+    await rig.settled()
+    unencoded, asked = rig.store.unencoded, []
+
+    def seen(fingerprints, after, limit):
+        asked.append(after)
+        if len(asked) == 1:  # a client wants it again while others are looked for
+            rig.service.encodings.precompute_from(records[3].generation)
+        return unencoded(fingerprints, after, limit)
+
+    monkeypatch.setattr(rig.store, "unencoded", seen)
+    await rig.settled()
+    last, again = records[-1].generation, records[3].generation - 1
+    assert asked[:2] == [last, again] and set(asked[2:]) <= {last}

@@ -1,0 +1,29 @@
+"""Parts that encoders of several codecs have."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Snake(nn.Module):
+    """An activation that adds the square of a sine, with a frequency per channel."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(1, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activated channels, in the memory of a new tensor."""
+        # In place after the first product, as the first stages are large.
+        wave = (self.alpha * x).sin_().pow_(2)
+        return wave.mul_((self.alpha + 1e-9).reciprocal()).add_(x)
+
+
+def multiply_out(conv: Any, dim: int) -> None:
+    """Give a convolution the weight that its norm and direction along ``dim`` make."""
+    # Torch's own kernel; written out, the last bit would differ.
+    multiply = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
+    weight = multiply(conv.weight_v, conv.weight_g, dim)
+    del conv.weight_v, conv.weight_g
+    conv.register_buffer("weight", weight)
