@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from tests.store_samples import settings_of
+from tests.waiting import wait_until
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
@@ -23,7 +23,7 @@ from vllm_tts_cache.speaker.wire import JobState, Want, WantCall, WantReport
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 METHODS = {method.__name__: method for method in rpc_methods.METHODS}
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 LEASE_SECONDS = 60.0
 QUEUED: Any = "queued"  # no report of it yet
 
@@ -168,10 +168,7 @@ def looked(speakers, ref, encoder_names):
 
 
 def wait_until_idle(speakers):
-    until = time.monotonic() + WAIT_SECONDS
-    while speakers.stats().in_flight:
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    wait_until(lambda: not speakers.stats().in_flight)
 
 
 def clip(seed=0, seconds=1.0, rate_hz=8_000):

@@ -3,13 +3,12 @@
 import asyncio
 import base64
 import json
-import time
 from typing import Any
 
 import numpy as np
 
 from tests.audio_clips import sndfile_bytes, voiced
-from tests.waiting import SOON_SECONDS
+from tests.waiting import wait_until
 
 
 def wav(**kwargs):
@@ -97,10 +96,7 @@ async def registered(server, name="Ann", **kwargs):
 def lose_files(server, sha):
     """Somebody removed the encodings; the catalogue does not know."""
     # The file of an encoding is there before its job is over.
-    until = time.monotonic() + SOON_SECONDS
-    while server.speakers.stats().in_flight:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not server.speakers.stats().in_flight)
     for path in (server.directory / "store").rglob("*.safetensors"):
         if path.stem != "audio":
             path.unlink()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-SOON_SECONDS = 20.0
+SOON_SECONDS = 60.0
 
 
 class Clock:
@@ -22,3 +22,11 @@ async def soon(condition, seconds=SOON_SECONDS):
     while not condition():
         assert time.monotonic() < until
         await asyncio.sleep(0.01)
+
+
+def wait_until(condition):
+    """As `soon`, without an event loop."""
+    until = time.monotonic() + SOON_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)

@@ -335,7 +335,7 @@ async def test_voices_that_are_long_in_line_are_waited_for(server, monkeypatch):
     posts = server.gate.num_posts
     await soon(lambda: server.gate.num_posts > posts + 3)
     process.send_signal(signal.SIGINT)
-    cut = await asyncio.wait_for(ended(process), 10)
+    cut = await asyncio.wait_for(ended(process), 60)
     assert (cut.status, cut.json["counts"]) == (130, {"not_tried": 3})
     server.encoders[0].gate.set()
 

@@ -53,7 +53,7 @@ async def warm(server):
 
 async def are_answered(server, asked):
     for fields in asked:
-        answer = await asyncio.wait_for(server.speak(**fields), 20)
+        answer = await asyncio.wait_for(server.speak(**fields), 60)
         cache = answer.headers["X-Speaker-Cache"]
         assert (answer.status_code, cache) == (200, "hit"), answer.text
 
@@ -80,10 +80,10 @@ async def test_names_that_nobody_answers_hold_up_nothing_but_names(server, looke
             await soon(lambda: len(server.service.inline._fetches) == 0)
     assert len(looked_up) == NUM_NAME_THREADS
     await are_answered(server, asked)
-    assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 60) == "free"
     # No more of those that have left are kept than may be fetched.
     one_more = server.speak(ref_audio=url_at("one-more"), x_vector_only_mode=True)
-    refused = await asyncio.wait_for(one_more, 20)
+    refused = await asyncio.wait_for(one_more, 60)
     assert refused.status_code == 503, refused.text
     assert int(refused.headers["Retry-After"]) > 0
 

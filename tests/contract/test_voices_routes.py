@@ -9,7 +9,7 @@ import pytest
 
 from tests.speaking import data_url, wav
 from tests.speech_server import listening
-from tests.waiting import soon
+from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.http import models
@@ -200,7 +200,6 @@ def fill(store, num_speakers):
 
 
 NUM_AT_ONCE = 2
-SOON_SECONDS = 30.0
 
 
 WAITING = {"upload": 32, "list": 64, "delete": 64}
@@ -377,15 +376,16 @@ async def test_a_stopped_writer_stops_uploads_and_no_speech(server):
     path = server.service.store.directory / FILE_NAME
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
-    threading.Timer(4.0, lambda: other.execute("ROLLBACK")).start()
     uploads = [
         asyncio.create_task(server.register(f"v{n}", wav(pitch_hz=200 + n)))
         for n in range(6)
     ]
     await asyncio.sleep(1.0)
     for fields in ({"voice": "Ann"}, inline):
-        answer = await asyncio.wait_for(server.speak(**fields), 2.5)
+        answer = await asyncio.wait_for(server.speak(**fields), 60)
         assert answer.headers["X-Speaker-Cache"] == "hit", answer.text
+    assert not any(upload.done() for upload in uploads)
+    other.execute("ROLLBACK")
     done = await asyncio.gather(*uploads)
     assert {answer.status_code for answer in done} == {200}
     other.close()

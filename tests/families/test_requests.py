@@ -137,7 +137,7 @@ async def test_a_long_text_is_read_off_the_event_loop(server, own_case, monkeypa
 
     monkeypatch.setattr(builder, name, seen)
     for text in ("short", "long " * 1000):
-        await asyncio.wait_for(speak(server, voice="Ann", input=text), 20)
+        await asyncio.wait_for(speak(server, voice="Ann", input=text), 60)
     assert not is_here[-1] and len(is_here) == 2
 
 

@@ -61,7 +61,7 @@ class Upload:
         """Send a little more; False once the server takes no more."""
         self._chunk(CHUNK)
         try:
-            await asyncio.wait_for(self._writer.drain(), 20)
+            await asyncio.wait_for(self._writer.drain(), 60)
         except ConnectionError:
             return False
         return True
@@ -71,7 +71,7 @@ class Upload:
         self._writer.write(b"0\r\n\r\n")
 
     async def answer(self):
-        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n"), 20)
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n"), 60)
         return int(head.split()[1])
 
     def has_answer(self):

@@ -1,12 +1,10 @@
 """Copies of deleted audio go on a thread of their own; whoever asks is told when."""
 
 import threading
-import time
 
 import pytest
 
-from tests.in_process_workers import WAIT_SECONDS
-from tests.waiting import Clock
+from tests.waiting import Clock, wait_until
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.model_executor.speakers import DeletedCopies
 from vllm_tts_cache.store.directory import StoreDirectory
@@ -41,10 +39,7 @@ def removed(deleted, copies, *shas):
     """Wait until audios are gone, and the thread has written down that they are."""
     write(copies, LAST)
     assert deleted.remaining([LAST]) == [LAST]  # it begins when those before it ended
-    until = time.monotonic() + WAIT_SECONDS
-    while any(copies.has_any(sha) for sha in (*shas, LAST)):
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    wait_until(lambda: not any(copies.has_any(sha) for sha in (*shas, LAST)))
 
 
 def threads():

@@ -245,7 +245,7 @@ async def test_an_encode_in_hand_is_waited_for_and_leaves_nothing(rig):
     rig.encoders[0].gate.set()
     await deleting
     with pytest.raises(errors.SpeakerNotFoundError):  # whoever waited for it hears that
-        await asyncio.wait_for(flight, 20)
+        await asyncio.wait_for(flight, 60)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert rig.store.verify() == []
 
@@ -403,7 +403,7 @@ async def test_a_delete_that_a_deleted_server_answers_waits_for_its_own_memory(
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
     await delete(rig)
     with pytest.raises(errors.SpeakerNotFoundError):
-        await asyncio.wait_for(flight, 20)
+        await asyncio.wait_for(flight, 60)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert rig.service.prompts._parts.currsize == 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
-from tests.waiting import Clock
+from tests.waiting import Clock, wait_until
 from vllm_tts_cache.errors import EncodeError, EncodersChangedError
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import MAX_ASIDE_SECONDS, EncodeQueue
@@ -16,7 +16,7 @@ from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.locks import KeyTurns
 
-WAIT = 10.0
+WAIT = 60.0
 LEASE = 2.0
 ENCODING = JobState.ENCODING
 QUEUED: Any = "queued"  # what only a test asks
@@ -120,13 +120,6 @@ class Rig:
         """Let the thread work until nothing is left."""
         self.work.gate.set()
         wait_until(lambda: not self.queue.stats().in_flight)
-
-
-def wait_until(is_so):
-    until = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 import asyncio
 import threading
-import time
 
 import pytest
 
+from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import ServerBusyError
-
-SOON_SECONDS = 10.0
 
 
 async def at_once(asked):
@@ -72,10 +70,7 @@ async def test_no_more_look_ups_run_and_wait_than_the_bound_says(gate):
     await asyncio.sleep(0)
     with pytest.raises(ServerBusyError, match="look-ups"):
         await at_once(distant.run(hold))
-    until = time.monotonic() + SOON_SECONDS
-    while len(begun) < 4:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
+    await soon(lambda: len(begun) >= 4)
     await asyncio.sleep(0.1)  # a fifth thread would have begun
     assert len(begun) == 4
     gate.set()

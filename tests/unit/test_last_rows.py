@@ -71,9 +71,12 @@ async def test_a_change_waits_for_no_server(rigs, monkeypatch):
         await confirm(deletion)
 
     monkeypatch.setattr(rig.service.deletions, "_confirm_one", held)
-    record = await asyncio.wait_for(other.register(pitch_hz=300), 10)
-    assert (await spoken(rig)).record == record
-    go_on.set()
+    try:
+        record = await asyncio.wait_for(other.register(pitch_hz=300), 60)
+        assert (await spoken(rig)).record == record
+        assert rig.store.num_unfinished_deletions() == 1
+    finally:
+        go_on.set()
 
 
 async def test_an_embedding_is_that_of_the_row(rigs):

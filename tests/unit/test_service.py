@@ -91,9 +91,11 @@ class Rig:
     async def close(self):
         for encoder in self.encoders:
             encoder.gate.set()
-        await self.settled()
-        self.service.shutdown()
-        self.speakers.close()
+        try:
+            await self.settled()
+        finally:
+            self.service.shutdown()
+            self.speakers.close()
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ async def test_a_warm_clone_needs_no_thread_of_the_default_pool(server):
     async with filled_default_pool():
         for fields in asked:
             speaking = server.speak(voice="Ann", **fields)
-            assert (await asyncio.wait_for(speaking, 20)).status_code == 200
+            assert (await asyncio.wait_for(speaking, 60)).status_code == 200
 
 
 async def test_a_codec_that_only_memory_keeps_is_asked_of_the_worker(server):
