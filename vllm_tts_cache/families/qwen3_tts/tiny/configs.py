@@ -4,11 +4,13 @@ Every field is written even where it equals a default, because the defaults of t
 official package's transformers and of the host's are not the same.
 """
 
+from typing import Any
+
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 CODEC_EOS_ID = 2150
 TTS_PAD, TTS_BOS, TTS_EOS = "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"
@@ -24,7 +26,6 @@ _LANGUAGES = (
 
 def model_config(text: parts.TextTokenizer, encoders: EncoderSize) -> Json:
     """Return ``config.json``."""
-    speaker = sizes.SPEAKER_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -87,12 +88,10 @@ def model_config(text: parts.TextTokenizer, encoders: EncoderSize) -> Json:
             "mel_dim": sizes.NUM_MEL_BINS,
             # The embedding stands in the prompt beside the talker's own.
             "enc_dim": sizes.TALKER.hidden,
-            "enc_channels": list(speaker.channels),
-            "enc_kernel_sizes": list(speaker.kernel_sizes),
-            "enc_dilations": list(speaker.dilations),
-            "enc_attention_channels": speaker.attention_channels,
-            "enc_res2net_scale": speaker.res2net_scale,
-            "enc_se_channels": speaker.se_channels,
+            **sizes.SPEAKER_ENCODER[encoders],
+            "enc_kernel_sizes": [5, 3, 3, 3, 1],
+            "enc_dilations": [1, 2, 3, 4, 1],
+            "enc_res2net_scale": 8,
             "sample_rate": sizes.SAMPLE_RATE_HZ,
         },
     }
@@ -144,7 +143,7 @@ def speech_tokenizer_config(
             "audio_channels": 1,
             "num_filters": encoder.num_filters,
             "num_residual_layers": 1,
-            "upsampling_ratios": list(encoder.upsampling_ratios),
+            "upsampling_ratios": [8, 6, 5, 4],
             "kernel_size": 7,
             "last_kernel_size": 3,
             "residual_kernel_size": 3,

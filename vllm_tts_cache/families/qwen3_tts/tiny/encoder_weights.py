@@ -1,8 +1,14 @@
 """Weights of the speaker encoder (ECAPA-TDNN) and of the 12 Hz codec, in float32."""
 
 import math
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
+from vllm_tts_cache.families.qwen3_tts.tiny.configs import Json
 from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
@@ -23,99 +29,62 @@ _SPEAKER_EMBEDDING_GAIN = 0.5  # of its last layer, on pooled features
 _OUTPUT_GAIN = 0.05
 
 
-def add_speaker_encoder(
-    weights: WeightBuilder, size: sizes.SpeakerEncoderSizes
-) -> None:
-    """Add everything below ``speaker_encoder.``."""
-    encoder = weights.under("speaker_encoder")
-    gain, channels, kernels = _SPEAKER_GAIN, size.channels, size.kernel_sizes
-    shape = channels[0], sizes.NUM_MEL_BINS, kernels[0]
-    _add_conv(encoder, "blocks.0.conv", shape, gain)
-    for index in (1, 2, 3):
-        _add_block(encoder.under(f"blocks.{index}"), size, index, gain)
-    pooled = channels[4]
-    _add_conv(encoder, "mfa.conv", (pooled, pooled, kernels[4]), gain)
-    attention = size.attention_channels
-    _add_conv(encoder, "asp.tdnn.conv", (attention, 3 * pooled, 1), gain)
-    _add_conv(encoder, "asp.conv", (pooled, attention, 1), gain)
-    shape = sizes.TALKER.hidden, 2 * pooled, 1
-    _add_conv(encoder, "fc", shape, _SPEAKER_EMBEDDING_GAIN)
+def add_speaker_encoder(weights: WeightBuilder, config: Json) -> None:
+    """Add everything below ``speaker_encoder.``; Qwen2.5-Omni has the same network."""
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
+        Qwen2_5OmniDiTConfig,
+    )
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+        ECAPA_TimeDelayNet,
+    )
+
+    with torch.device("meta"):
+        network = ECAPA_TimeDelayNet(Qwen2_5OmniDiTConfig(**config))
+    shapes = {name: tuple(t.shape) for name, t in network.state_dict().items()}
+    parts.add_all(weights.under("speaker_encoder"), shapes, _SPEAKER_RULES)
 
 
-def _add_block(
-    block: WeightBuilder, size: sizes.SpeakerEncoderSizes, index: int, gain: float
-) -> None:
-    """Add one squeeze-excitation Res2Net block."""
-    inner, outer = size.channels[index - 1], size.channels[index]
-    group = outer // size.res2net_scale
-    _add_conv(block, "tdnn1.conv", (outer, inner, 1), gain)
-    for part in range(size.res2net_scale - 1):
-        shape = (group, group, size.kernel_sizes[index])
-        _add_conv(block, f"res2net_block.blocks.{part}.conv", shape, gain)
-    _add_conv(block, "tdnn2.conv", (outer, outer, 1), gain)
-    _add_conv(block, "se_block.conv1", (size.se_channels, outer, 1), gain)
-    _add_conv(block, "se_block.conv2", (outer, size.se_channels, 1), gain)
+def add_codec_encoder(weights: WeightBuilder, config: Json) -> None:
+    """Add everything below ``encoder.``: what Mimi has, without its decoder."""
+    from transformers import MimiConfig, MimiModel
+
+    with torch.device("meta"):
+        network = MimiModel(MimiConfig(**config))
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in network.state_dict().items()
+        if not re.match("decoder|upsample", name)
+    }
+    parts.add_all(weights.under("encoder"), shapes, _ENCODER_RULES)
 
 
-def add_codec_encoder(weights: WeightBuilder, size: sizes.CodecEncoderSizes) -> None:
-    """Add everything below ``encoder.``."""
-    encoder = weights.under("encoder")
-    _add_convolutions(encoder.under("encoder"), size)
-    _add_encoder_transformer(encoder.under("encoder_transformer"), size.transformer)
-    hidden = size.transformer.hidden
-    encoder.centred("downsample.conv.weight", (hidden, hidden, 4))
-    for kind, num_books in (("semantic", 1), ("acoustic", size.num_quantizers - 1)):
-        quantizer = encoder.under(f"quantizer.{kind}_residual_vector_quantizer")
-        _add_encoder_quantizer(quantizer, size, num_books)
+def _add_usage(codebook: WeightBuilder, name: str, shape: Sequence[int]) -> Tensor:
+    return codebook.log_uniform(name, shape, *_CLUSTER_USAGE)
 
 
-def _add_convolutions(encoder: WeightBuilder, size: sizes.CodecEncoderSizes) -> None:
-    """Add the input, one residual block and one stride per ratio, and the output.
-
-    The indices that are left out are those of activations.
-    """
-    width, index = size.num_filters, 0
-    encoder.conv("layers.0.conv", (width, 1, 7), _INPUT_GAIN)
-    for stride in reversed(size.upsampling_ratios):
-        block = encoder.under(f"layers.{index + 1}.block")
-        _add_conv(block, "1.conv", (width // 2, width, 3))
-        _add_conv(block, "3.conv", (width, width // 2, 1))
-        index += 3
-        _add_conv(encoder, f"layers.{index}.conv", (2 * width, width, 2 * stride))
-        width *= 2
-    _add_conv(encoder, f"layers.{index + 2}.conv", (size.transformer.hidden, width, 3))
+def _add_sums(codebook: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+    """Add a codebook's entries, each times its usage, which is drawn once more."""
+    total = codebook.normal(name, shape, 1.0)
+    usage_name = name.replace("embed_sum", "cluster_usage")
+    total *= _add_usage(codebook, usage_name, shape[:1])[:, None]
 
 
-def _add_encoder_transformer(
-    transformer: WeightBuilder, size: sizes.TransformerSizes
-) -> None:
-    for index in range(size.num_layers):
-        layer = transformer.under(f"layers.{index}")
-        for name, shape in size.projections.items():
-            if name.startswith("self_attn."):
-                layer.projection(f"{name}.weight", shape)
-        layer.projection("mlp.fc1.weight", (size.intermediate, size.hidden))
-        layer.projection("mlp.fc2.weight", (size.hidden, size.intermediate))
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-            layer.fill(f"{norm}.bias", (size.hidden,), 0.0)
-        for part in ("self_attn_layer_scale", "mlp_layer_scale"):
-            layer.fill(f"{part}.scale", (size.hidden,), _ENCODER_LAYER_SCALE)
-
-
-def _add_encoder_quantizer(
-    quantizer: WeightBuilder, size: sizes.CodecEncoderSizes, num_books: int
-) -> None:
-    hidden, dim = size.transformer.hidden, size.codebook_dim
-    quantizer.projection("input_proj.weight", (dim, hidden, 1), _LATENT_GAIN)
-    quantizer.projection("output_proj.weight", (hidden, dim, 1))
-    for book in range(num_books):
-        codebook = quantizer.under(f"layers.{book}.codebook")
-        used = (sizes.CODEBOOK_SIZE,)
-        usage = codebook.log_uniform("cluster_usage", used, *_CLUSTER_USAGE)
-        total = codebook.normal("embed_sum", (sizes.CODEBOOK_SIZE, dim), 1.0)
-        total *= usage[:, None]
-        codebook.fill("initialized", (1,), 1.0)
+_SPEAKER_RULES: dict[str, parts.Draw] = {
+    "bias$": parts.constant(0.0),
+    r"^fc\.": parts.centred(_SPEAKER_EMBEDDING_GAIN),
+    "": parts.centred(_SPEAKER_GAIN),
+}
+_ENCODER_RULES: dict[str, parts.Draw] = {
+    "bias$": parts.constant(0.0),
+    r"(layernorm\.weight|initialized)$": parts.constant(1.0),
+    "layer_scale": parts.constant(_ENCODER_LAYER_SCALE),
+    "cluster_usage$": _add_usage,
+    "embed_sum$": _add_sums,
+    r"input_proj\.": parts.projected(_LATENT_GAIN),
+    r"layers\.0\.conv\.": parts.projected(_INPUT_GAIN),
+    r"conv\.": parts.centred(),
+    "": parts.projected(),
+}
 
 
 def add_codec_decoder(weights: WeightBuilder, size: sizes.CodecDecoderSizes) -> None:
@@ -170,7 +139,8 @@ def _add_synthesis(decoder: WeightBuilder, size: sizes.CodecDecoderSizes) -> Non
     last = len(size.upsample_rates) + 1
     _add_snake(decoder, str(last), width)
     # Centred, because the activations before it are never negative: no offset.
-    _add_conv(decoder, f"{last + 1}.conv", (1, width, 7), _OUTPUT_GAIN)
+    decoder.centred(f"{last + 1}.conv.weight", (1, width, 7), _OUTPUT_GAIN)
+    decoder.fill(f"{last + 1}.conv.bias", (1,), 0.0)
 
 
 def _add_residual_unit(unit: WeightBuilder, width: int) -> None:
@@ -192,10 +162,3 @@ def _add_transposed(
     std = 1 / math.sqrt(widths[0] * kernel / stride)
     weights.normal(f"{name}.conv.weight", (*widths, kernel), std)
     weights.fill(f"{name}.conv.bias", widths[1:], 0.0)
-
-
-def _add_conv(
-    weights: WeightBuilder, name: str, shape: tuple[int, int, int], gain: float = 1.0
-) -> None:
-    weights.centred(f"{name}.weight", shape, gain)
-    weights.fill(f"{name}.bias", shape[:1], 0.0)

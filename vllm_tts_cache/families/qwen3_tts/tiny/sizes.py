@@ -2,9 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
+    EncoderSize,
+    TransformerSizes,
+)
 
 # Fixed by the released models, whatever the size of the networks.
 SAMPLE_RATE_HZ = 24_000
@@ -16,18 +21,6 @@ NUM_MEL_BINS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeakerEncoderSizes:
-    """ECAPA-TDNN; the last entry of ``channels`` is the aggregation's."""
-
-    channels: tuple[int, int, int, int, int]
-    attention_channels: int
-    se_channels: int
-    kernel_sizes: tuple[int, int, int, int, int] = (5, 3, 3, 3, 1)
-    dilations: tuple[int, int, int, int, int] = (1, 2, 3, 4, 1)
-    res2net_scale: int = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecEncoderSizes:
     """Mimi's encoder: convolutions, a transformer, a residual quantizer."""
 
@@ -35,7 +28,6 @@ class CodecEncoderSizes:
     num_filters: int
     codebook_dim: int
     num_quantizers: int
-    upsampling_ratios: tuple[int, int, int, int] = (8, 6, 5, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +79,18 @@ CODEC_DECODER = {
     ),
 }
 
-SPEAKER_ENCODER: dict[EncoderSize, SpeakerEncoderSizes] = {
-    "tiny": SpeakerEncoderSizes(
-        channels=(32, 32, 32, 32, 96), attention_channels=16, se_channels=16
-    ),
-    "real": SpeakerEncoderSizes(
-        channels=(512, 512, 512, 512, 1536), attention_channels=128, se_channels=128
-    ),
+# ECAPA-TDNN; the last of ``enc_channels`` is the aggregation's.
+SPEAKER_ENCODER: dict[EncoderSize, dict[str, Any]] = {
+    "tiny": {
+        "enc_channels": [32, 32, 32, 32, 96],
+        "enc_attention_channels": 16,
+        "enc_se_channels": 16,
+    },
+    "real": {
+        "enc_channels": [512, 512, 512, 512, 1536],
+        "enc_attention_channels": 128,
+        "enc_se_channels": 128,
+    },
 }
 
 CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
@@ -111,16 +108,16 @@ CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(EncoderOptions):
     """Equal options give byte-identical files.
 
+    With ``real`` encoders the 12 Hz codec encoder and the speaker encoder have their
+    released sizes, so that encoding a reference costs what it does in production; the
+    talker stays tiny.
+
     Attributes:
-        encoders: ``real`` gives the 12 Hz codec encoder and the speaker encoder
-            their released sizes, so that encoding a reference costs what it does in
-            production; the talker stays tiny.
         real_decoder: Gives the codec's decoder its released size, so that speaking
             costs what it does in production after the talker.
-        seed: Seed of all weights.
         eos_logit: Mean logit of the end of speech once the text is over. The other
             codes have a standard deviation of 1, so at temperature 0.9 and top-k 50
             the default ends about 7 % of the frames.
@@ -128,9 +125,7 @@ class CheckpointOptions:
     Raises: ConfigError if a value cannot be used.
     """
 
-    encoders: EncoderSize = "tiny"
     real_decoder: bool = False
-    seed: int = 0
     eos_logit: float = 3.6
 
     @property

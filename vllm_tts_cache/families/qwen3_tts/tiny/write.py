@@ -23,10 +23,9 @@ def write(directory: Path, options: sizes.CheckpointOptions, report: Report) -> 
     weights = WeightBuilder(options.seed)
     pad_id = text.id_of(configs.TTS_PAD)
     add_talker(weights, text.vocab_size, pad_id, options.eos_logit)
-    size = sizes.SPEAKER_ENCODER[options.encoders]
-    encoder_weights.add_speaker_encoder(weights, size)
-    parts.save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
     config = configs.model_config(text, options.encoders)
+    encoder_weights.add_speaker_encoder(weights, config["speaker_encoder_config"])
+    parts.save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
     parts.save_json(directory / "config.json", config)
     parts.save_json(directory / "generation_config.json", configs.GENERATION)
     parts.save_json(directory / "preprocessor_config.json", configs.TEXT_PREPROCESSOR)
@@ -34,10 +33,10 @@ def write(directory: Path, options: sizes.CheckpointOptions, report: Report) -> 
     codec = directory / "speech_tokenizer"
     codec.mkdir()
     weights = WeightBuilder(options.seed)
-    encoder_weights.add_codec_encoder(weights, sizes.CODEC_ENCODER[options.encoders])
+    config = configs.speech_tokenizer_config(options.encoders, options.decoder)
+    encoder_weights.add_codec_encoder(weights, config["encoder_config"])
     encoder_weights.add_codec_decoder(weights, options.decoder)
     parts.save_weights(codec / "model.safetensors", weights.tensors, torch.float32)
-    config = configs.speech_tokenizer_config(options.encoders, options.decoder)
     parts.save_json(codec / "config.json", config)
     parts.save_json(codec / "preprocessor_config.json", configs.AUDIO_PREPROCESSOR)
 
