@@ -41,12 +41,6 @@ def found(store: SpeakerStore, name: str) -> StoredSpeaker:
     return result
 
 
-def is_finished(store: SpeakerStore, name: str) -> bool:
-    progress = store.progress(name)
-    assert progress is not None
-    return progress.is_finished
-
-
 def prepare(index: int, url: str) -> str:
     database = Database(PostgresServer(url), Path())
     database.prepare()
@@ -95,23 +89,6 @@ def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
     store.recover()  # what was replaced
     assert store.verify() == []
     store.close()
-
-
-def test_a_voice_that_is_deleted_by_one_server_is_gone_for_the_other(tmp_path):
-    one, other = store_samples.opened(tmp_path), store_samples.opened(tmp_path)
-    store_samples.register(one, "Ann", 0)
-    assert other.find("Ann") is not None
-    other.participants.join()
-    deletion = one.registrations.delete("Ann")
-    one.remove_files(deletion)
-    assert not is_finished(one, "Ann")
-    assert other.find("Ann") is None
-    assert other.participants.deletions_to_confirm() == [deletion]
-    other.participants.confirm(deletion.id)
-    assert is_finished(one, "Ann")
-    assert store_samples.traces(tmp_path, store_samples.address(0)) == []
-    for store in (one, other):
-        store.close()
 
 
 @pytest.mark.sqlite

@@ -93,9 +93,3 @@ def test_an_embedding_upload_to_stock_is_imported_whole(serving, store):
         np.asarray(values, np.float32).tolist()
     )
     assert (record.created_at, record.embedding_dim) == (answer["created_at"], 3)
-
-
-def test_stocks_header_has_the_fields_that_the_import_reads(serving_class):
-    fields = {"name": "Ana", "created_at": 7, "ref_text": None, "file_path": "/x"}
-    header = serving_class._speaker_metadata_to_header(fields)
-    assert header == {"name": "Ana", "created_at": "7"}

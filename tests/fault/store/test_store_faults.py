@@ -8,9 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.numpy
 from sqlalchemy.exc import OperationalError
 
 from tests.encoding_samples import assert_same, make_encoding
@@ -142,31 +140,6 @@ def test_truncated_files_can_be_stored_again(store, length):
     publish(store)
     assert_same(store.read(key()), make_encoding())
     assert store.read_audio(address()) is not None
-
-
-def test_other_safetensors_are_not_served(store):
-    for tensors, metadata in (
-        ({"audio": np.zeros(4, np.float64)}, {"sample_rate": "24000"}),
-        ({"sound": np.zeros(4, np.float32)}, {"sample_rate": "24000"}),
-        ({"audio": np.zeros(4, np.float32)}, None),
-    ):
-        safetensors.numpy.save_file(tensors, path_of(store), metadata=metadata)
-        with pytest.raises(errors.SourceCorruptError):
-            store.read_audio(address())
-        register(store, "Ann")
-
-
-def test_files_moved_to_another_key_are_not_served(store):
-    register(store, "Bob", 1)
-    publish(store, 1)
-    path_of(store, 1, KIND).write_bytes(path_of(store, 0, KIND).read_bytes())
-    path_of(store, 1).write_bytes(path_of(store, 0).read_bytes())
-    with pytest.raises(errors.EncodingCorruptError, match="another key"):
-        store.read(key(1))
-    with pytest.raises(errors.SourceCorruptError):
-        store.read_audio(address(1))
-    register(store, "Bob", 1)
-    publish(store, 1)
 
 
 def test_a_symlink_loop_is_reported_and_left_alone(store):

@@ -58,23 +58,6 @@ def write(store):
 
 
 @pytest.mark.every_backend
-def test_a_voice_is_taken_over_with_all_that_stock_knew(write, take_over, get, store):
-    path = write("Zoë", ref_text="hallo", speaker_description="warm")
-    report = take_over()
-    record = get("zoë")
-    assert (report.imported, report.skipped) == (["Zoë"], [])
-    told = record.name, record.consent, record.created_at
-    assert told == ("Zoë", "consent-1", 1000)
-    assert (record.ref_text, record.description) == ("hallo", "warm")
-    assert (record.mime_type, record.original_filename) == ("audio/wav", "me.wav")
-    assert (record.file_size, record.seconds) == (77, 1.0)
-    audio = store.read_audio(record.audio_sha256)
-    assert audio.sample_rate_hz == RATE
-    assert np.array_equal(audio.samples, np.full(RATE, 1000 / 1e6, np.float32))
-    assert path.exists()
-
-
-@pytest.mark.every_backend
 def test_a_second_import_opens_nothing(write, take_over, store):
     path = write("a")
     (store.directory / "foreign.safetensors").write_bytes(b"?")
@@ -359,29 +342,6 @@ def test_imports_at_once_take_each_voice_once(write, open_here):
     imported = [name for report in reports for name in report.imported]
     assert sorted(imported) == [f"v{n}" for n in range(10)]
     assert stores[0].usage()[Segment.REGISTERED]["audio"].num_files == 10
-
-
-def test_deleting_another_name_of_the_clip_during_an_import_loses_nothing(
-    write, open_here, store
-):
-    """Two servers: one imports ana's clip, the other deletes bob, who has it too."""
-    other = open_here(import_stock=False)
-    write("bob", 1000)
-    import_stock_voices(store)
-    samples = np.full(RATE, 1000 / 1e6, np.float32)
-    for n in range(20):
-        write(f"ana{n}", 2000, tensors={"audio": samples})
-        with ThreadPoolExecutor(2) as pool:
-            importing = pool.submit(import_stock_voices, store)
-            deleting = pool.submit(deleted, other, "bob")
-            assert importing.result(60).imported == [f"ana{n}"]
-            deleting.result(60)
-        record = store.find(f"ana{n}").record
-        assert store.read_audio(record.audio_sha256) is not None
-        audio = store.read_audio(record.audio_sha256)
-        new = voice("bob", DecodedAudio(audio, ()))
-        store.registrations.register(new, DecodedAudio(audio, ()))
-        delete(store, f"ana{n}")
 
 
 @pytest.mark.every_backend

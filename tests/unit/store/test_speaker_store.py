@@ -417,34 +417,6 @@ def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
 
 
 @pytest.mark.every_backend
-def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_here):
-    """Two servers: one registers names for a clip, one deletes them."""
-    one, other = open_here(), open_here()
-    names = [f"name {number}" for number in range(3)]
-
-    def register_again_and_again():
-        for name in names * 10:
-            register(one, name)
-            publish(one)
-
-    def delete_again_and_again():
-        while not registering.done():
-            for name in names:
-                if other.find(name) is not None:
-                    other.remove_files(other.registrations.delete(name))
-
-    with ThreadPoolExecutor(2) as pool:
-        registering = pool.submit(register_again_and_again)
-        deleting = pool.submit(delete_again_and_again)
-        registering.result(120)
-        deleting.result(120)
-    assert one.verify() == []
-    register(one, "the last")
-    assert one.read_audio(address()) is not None
-    assert one.verify() == one.recover() == []
-
-
-@pytest.mark.every_backend
 def test_samples_that_came_without_a_file_are_stored_exactly(store):
     samples = np.array([0.1, -0.0, 1e-30, 0.5], np.float32)
     audio = ReferenceAudio.of(samples, 8000)

@@ -157,12 +157,3 @@ def test_ids_and_deletions_of_another_tenant_are_of_nobody(store):
     unfinished = store.num_unfinished_deletions
     assert (unfinished(), unfinished(A), unfinished(B)) == (1, 1, 0)
     store.recover()
-
-
-@pytest.mark.every_backend
-def test_a_voice_may_stand_on_a_recording_of_its_own_tenant_only(store):
-    recording = store.consents.add("Ann", "de", clip(1), A)
-    mine = add(store, "ann", consent=recording.consent_id).record
-    theirs = add(store, "ann", tenant=B, consent=recording.consent_id).record
-    assert mine.consent_id == recording.consent_id
-    assert theirs.consent_id is None
