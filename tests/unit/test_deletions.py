@@ -70,17 +70,6 @@ async def test_a_log_that_somebody_read_over_a_delete_is_emptied_soon(rig, monke
     await soon(lambda: not traces(rig.store.directory, words))
 
 
-@pytest.mark.every_backend
-async def test_a_deleted_speaker_is_nowhere_when_the_answer_comes(rig):
-    record = await rig.register(ref_text="words")
-    await rig.precompute()
-    await delete(rig, "ann")
-    assert left_of(rig, record.audio_sha256) == NOTHING
-    assert rig.store.verify() == []
-    with pytest.raises(errors.SpeakerNotFoundError):
-        await delete(rig)
-
-
 async def remember(rig, record):
     """Make a part of a prompt, as of a voice that spoke."""
 
@@ -167,6 +156,7 @@ async def test_every_api_server_deletes_before_the_answer(rig, tmp_path):
     await remember(other, record)
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
+    assert rig.store.verify() == []
     assert other.service.prompts._parts.currsize == 0
     assert other.speakers.stats().tiers["memory"].entries == 0
     assert other.engine.calls.count("tts_cache_delete") == 1

@@ -148,14 +148,6 @@ async def test_what_is_missing_is_encoded_and_what_is_there_is_not(rig):
     assert rig.store.verify() == []
 
 
-async def test_8_concurrent_callers_share_one_encode(rig):
-    need = rig.need()
-    found = await asyncio.gather(*(rig.ensurer.ensure(need) for _ in range(8)))
-    assert found == [False] * 8
-    assert rig.encodes == {"speaker": 1, "codec": 1}
-    assert rig.ensurer.num_flights == 0
-
-
 async def test_needs_that_overlap_encode_what_they_share_once(rig):
     need = rig.need()
     inline = EncodingNeed(
@@ -163,13 +155,6 @@ async def test_needs_that_overlap_encode_what_they_share_once(rig):
     )
     await asyncio.gather(rig.ensurer.ensure(need), rig.ensurer.ensure(inline))
     assert rig.encodes == {"speaker": 1, "codec": 1}
-
-
-async def test_two_servers_on_one_directory_encode_once(rig, rig_of):
-    other, need = rig_of(), rig.need()
-    await asyncio.gather(rig.ensurer.ensure(need), other.ensurer.ensure(need))
-    total = {name: rig.encodes[name] + other.encodes[name] for name in NAMES}
-    assert total == {"speaker": 1, "codec": 1}
 
 
 async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):

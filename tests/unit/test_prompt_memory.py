@@ -2,8 +2,6 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vllm_tts_cache.entrypoints.speakers.service import _ENTRY_BYTES, PromptMemory
 from vllm_tts_cache.errors import EncodeError
@@ -73,18 +71,6 @@ async def test_what_is_deleted_while_it_is_built_is_not_kept(building):
     assert memory._parts.currsize == 0
 
 
-async def test_two_that_build_one_part_at_once_keep_it_once(building):
-    memory = PromptMemory(room(100))
-    building.gate.clear()
-    asked = asyncio.gather(
-        *(memory.get_or_build("s", "a", building.of("x")) for _ in range(2))
-    )
-    await asyncio.sleep(0)
-    building.gate.set()
-    assert await asked == [Part("x")] * 2
-    assert memory._parts.currsize == _ENTRY_BYTES + 10
-
-
 async def test_a_build_that_fails_leaves_nothing(building):
     memory = PromptMemory(room(100))
 
@@ -94,25 +80,6 @@ async def test_a_build_that_fails_leaves_nothing(building):
     with pytest.raises(EncodeError):
         await memory.get_or_build("s", "a", fail)
     assert await memory.get_or_build("s", "a", building.of("x")) == Part("x")
-
-
-OPERATIONS = st.lists(
-    st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 60)), max_size=40
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(operations=OPERATIONS)
-async def test_it_never_holds_more_than_it_may(operations):
-    memory, building = PromptMemory(room(100)), Building()
-    for deletes, number, num_bytes in operations:
-        if deletes:
-            memory.delete(str(number % 3))
-        else:
-            build = building.of(str(number), num_bytes)
-            await memory.get_or_build(str(number), str(number % 3), build)
-        held = [_ENTRY_BYTES + part.num_bytes for _, part in memory._parts.values()]
-        assert sum(held) == memory._parts.currsize <= room(100)
 
 
 async def test_a_thousand_short_voices_take_no_more_than_the_budget_says(building):
