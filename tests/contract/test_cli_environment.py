@@ -21,6 +21,7 @@ from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
 
 DOWN = "http://127.0.0.1:9"
+V6 = "http://[::1]:9"
 NAME = "小明 é"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 GONE: Any = None  # a variable that is not set
@@ -205,7 +206,7 @@ FAR = "http://gpu-7.test:8091"
 @pytest.mark.parametrize(
     ("environ", "address", "status", "words"),
     (
-        ({"HTTP_PROXY": DOWN}, FAR, 3, f"through the proxy {DOWN} (HTTP_PROXY)"),
+        ({"HTTP_PROXY": V6}, FAR, 3, f"through the proxy {V6} (HTTP_PROXY)"),
         ({"HTTP_PROXY": "http://u:pw@127.0.0.1:9"}, FAR, 3, "NO_PROXY=gpu-7.test"),
         ({"https_proxy": DOWN}, "https://gpu-7.test", 3, "(https_proxy)"),
         ({"ALL_PROXY": "what://pw"}, FAR, 2, "ALL_PROXY is no URL of a proxy"),

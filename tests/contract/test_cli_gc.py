@@ -61,19 +61,6 @@ def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys)
     assert not list(directory.rglob(f"{ref.audio_sha256}*"))
 
 
-def test_what_a_killed_process_left_is_finished(directory, capsys):
-    with closing(open_store(load_settings())) as store:
-        ref = store_clip(store, clip(2), name="gone")
-        store.registrations.delete("gone")  # and nobody removes its files
-    would = gc(capsys, "--dry-run")
-    assert any("not finished" in line for line in would["problems"])
-    assert list(directory.rglob(f"{ref.audio_sha256}*"))
-    found = gc(capsys)
-    assert any("finished deletion" in line for line in found["recovered"])
-    assert found["problems"] == []
-    assert not list(directory.rglob(f"{ref.audio_sha256}*"))
-
-
 def test_inline_audio_over_its_budget_goes_and_voices_stay(
     directory, capsys, monkeypatch
 ):
@@ -112,8 +99,3 @@ def test_a_directory_that_is_in_use_is_left_alone(directory, capsys):
     store.participants.leave()
     assert main(["gc"]) == 0
     store.close()
-
-
-def test_a_directory_that_is_none_is_not_made(tmp_path, capsys):
-    assert main(["gc", "--directory", str(tmp_path / "none")]) == 2
-    assert not (tmp_path / "none").exists()

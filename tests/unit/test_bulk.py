@@ -65,18 +65,6 @@ def test_who_waits_for_a_busy_server_is_stopped_at_once():
         bulk.patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
 
 
-def test_one_that_fails_keeps_no_other_from_being_done():
-    def work(item, stop):
-        if item == 2:
-            raise ServerAnswerError(400, "no clip")
-        return good(item, stop)
-
-    many = done(range(5), work)
-    assert many.counts == {"added": 4, "failed": 1}
-    assert many.outcomes[2].error == "no clip (HTTP 400)"
-    assert many.status == 1
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     (

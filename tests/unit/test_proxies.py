@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from vllm_tts_cache.client import VoicesClient, proxy_for
+from vllm_tts_cache.client import proxy_for
 from vllm_tts_cache.errors import ConnectionSettingError
 
 DOWN = "http://127.0.0.1:9"
@@ -67,20 +67,11 @@ def test_what_no_proxy_names_is_asked_directly(no_proxy, url, is_named):
 @pytest.mark.parametrize(
     "text",
     (
-        *("ftp://proxy:1", "http://", "http://p:port", "socks4://p:1"),
+        *("ftp://ann:secret@proxy", "http://", "http://p:port", "socks4://p:1"),
         *("http://a\x00", "http://a..b"),
     ),
 )
 def test_what_is_no_proxy_is_refused_by_the_name_of_its_variable(text):
-    with pytest.raises(ConnectionSettingError, match="HTTP_PROXY is no URL"):
+    with pytest.raises(ConnectionSettingError, match="HTTP_PROXY is no URL") as refused:
         proxy_for(httpx.URL("http://gpu-7"), {"HTTP_PROXY": text})
-
-
-def test_a_proxys_password_is_not_shown(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://ann:secret@[::1]:9")
-    proxy = proxy_for(httpx.URL("http://gpu-7"))
-    assert str(proxy) == "the proxy http://[::1]:9 (HTTP_PROXY)"
-    monkeypatch.setenv("HTTP_PROXY", "gopher://ann:secret@proxy")
-    with pytest.raises(ConnectionSettingError) as refused:
-        VoicesClient("http://gpu-7")
     assert "secret" not in str(refused.value)
