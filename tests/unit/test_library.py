@@ -13,6 +13,7 @@ import pytest
 
 from tests.encoding_samples import make_encoding
 from tests.store_samples import clip, delete, key, opened, voice
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
@@ -140,7 +141,7 @@ def test_one_that_got_another_name_is_known_again(places, voices):
         assert (status, done["counts"]) == (0, {outcome: 1})
         assert done["verified"] == {"voices": 1, "there": 1, "with_their_ids": 1}
     with closing(opened(new)) as store:
-        assert list(store.iter_names()) == ["Ann", "Ann (2)"]
+        assert store.names(Page(limit=9)) == ["Ann", "Ann (2)"]
 
 
 def test_with_another_key_all_is_there_under_new_ids(places, voices, monkeypatch):

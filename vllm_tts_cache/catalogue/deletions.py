@@ -134,7 +134,10 @@ def of_name(db: Connection, tenant: str, name: str) -> DeletionProgress | None:
 
 
 def unfinished(db: Connection) -> list[Deletion]:
-    """Return deletions whose files are not all removed, oldest first."""
+    """Return deletions whose files are not all removed, the oldest first.
+
+    They are running, or were interrupted.
+    """
     query = select(*_COLUMNS).where(deletion.c.files_removed == 0)
     rows = db.execute(query.order_by(deletion.c.id))
     return [Deletion(**row) for row in rows.mappings()]

@@ -109,7 +109,7 @@ def of_all(db: Connection) -> dict[str, TenantUsage]:
 
 
 def num_voices(db: Connection) -> int:
-    """Return how many voices all tenants have together."""
+    """Return how many voices all tenants have; reads a row for each tenant."""
     return int(db.execute(_NUM_VOICES).scalar() or 0)
 
 

@@ -247,13 +247,13 @@ def to_retry(
 
 
 def set_precompute(db: Connection, generation: int) -> None:
-    """Set that a speaker is precomputed."""
+    """Set that a speaker is precomputed that was registered without that."""
     where = speaker.c.generation == generation, speaker.c.precompute == 0
     db.execute(speaker.update().where(*where).values(precompute=1))
 
 
 def last_generation(db: Connection) -> int:
-    """Return the highest generation; 0 if there is no speaker."""
+    """Return the generation of the last registration; 0 if there is no speaker."""
     return db.execute(select(func.max(speaker.c.generation))).scalar() or 0
 
 

@@ -10,12 +10,14 @@ What must hold, whenever a process dies:
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from cachetools import TTLCache
+from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -30,8 +32,6 @@ from vllm_tts_cache.catalogue import (
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_storable
-from vllm_tts_cache.catalogue.owners import TenantUsage
-from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import (
     AUDIO,
     DEFAULT_TENANT,
@@ -58,6 +58,7 @@ from vllm_tts_cache.store.registering import Registrations, remove_files
 from vllm_tts_cache.store.verification import Verification
 from vllm_tts_cache.store.writer import Writer, disk_budgets
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 throttled = ThrottledLog()
@@ -68,7 +69,19 @@ _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
 _MAX_NAMED = 100_000
 _FULL_SHARE = 0.9
-_NAMES_PER_READ = 1000
+
+
+def _reading(
+    look: Callable[Concatenate[Connection, P], T],
+) -> Callable[Concatenate["SpeakerStore", P], T]:
+    """Return the method that answers a query over the connection that it gets."""
+
+    @wraps(look)
+    def read(self: "SpeakerStore", *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.database.read() as db:
+            return look(db, *args, **kwargs)
+
+    return read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +152,22 @@ class SpeakerStore:
         # Audio of requests whose use was recorded here less than a minute ago.
         self._touched = TTLCache[str, None](_MAX_TOUCHED, _TOUCH_INTERVAL_SECONDS)
         self._touching = threading.Lock()
+
+    # --- queries; each is documented where it is defined
+
+    unencoded = _reading(speakers.unencoded)
+    to_retry = _reading(speakers.to_retry)
+    last_generation = _reading(speakers.last_generation)
+    set_precompute = _reading(speakers.set_precompute)
+    failures = _reading(stored_files.failures)
+    last_used = _reading(stored_files.last_used_speakers)
+    records = _reading(pages.records)
+    names = _reading(pages.names)
+    num_speakers = _reading(owners.num_voices)
+    usage_of = _reading(owners.of_tenant)
+    usage_of_tenants = _reading(owners.of_all)
+    unfinished_deletions = _reading(deletions.unfinished)
+    num_unfinished_deletions = _reading(deletions.num_unfinished)
 
     # --- the API process
 
@@ -212,13 +241,6 @@ class SpeakerStore:
         ]
         return rows[-1][0] if rows else file_id, keys
 
-    def unencoded(
-        self, fingerprints: Sequence[str], after: int, limit: int
-    ) -> list[SpeakerRecord]:
-        """Return speakers to precompute; see `catalogue.speakers.unencoded`."""
-        with self.database.read() as db:
-            return speakers.unencoded(db, fingerprints, after, limit)
-
     def first_to_precompute(self) -> int:
         """Return the generation from which a server that starts precomputes.
 
@@ -232,31 +254,11 @@ class SpeakerStore:
             is_full = used > _FULL_SHARE * max_bytes
             return 1 + (speakers.last_generation(db) if is_full else 0)
 
-    def last_generation(self) -> int:
-        """Return the generation of the speaker that was registered last."""
-        with self.database.read() as db:
-            return speakers.last_generation(db)
-
-    def to_retry(self, fingerprints: Sequence[str], limit: int) -> list[SpeakerRecord]:
-        """Return speakers with a failed encode that is worth another try."""
-        with self.database.read() as db:
-            return speakers.to_retry(db, fingerprints, limit)
-
-    def set_precompute(self, generation: int) -> None:
-        """Set that a speaker is precomputed that was registered without that."""
-        with self.database.read() as db:
-            speakers.set_precompute(db, generation)
-
     def note_failed(self, key: EncodingKey, reason: str) -> None:
         """Note that an encode failed, until it succeeds or the audio is deleted."""
         with self.database.write() as db:
             sha, fingerprint = key.audio_sha256, key.encoder_fingerprint
             stored_files.fail(db, sha, fingerprint, reason)
-
-    def failures(self, audio_sha256: str) -> dict[str, str]:
-        """Return why encodes of an audio failed last, by the encoder's fingerprint."""
-        with self.database.read() as db:
-            return stored_files.failures(db, audio_sha256)
 
     @with_ballast
     def remove_files(self, deletion: Deletion) -> None:
@@ -293,11 +295,6 @@ class SpeakerStore:
         with self.database.read() as db:
             return speakers.expired_names(db, schema.now(db), _MAX_NAMED)
 
-    def unfinished_deletions(self) -> list[Deletion]:
-        """Return deletions whose files are not all removed: running or interrupted."""
-        with self.database.read() as db:
-            return deletions.unfinished(db)
-
     @with_ballast
     def acknowledge(self, deletion_id: int) -> None:
         """Delete a finished deletion's row, once its client is answered."""
@@ -305,51 +302,6 @@ class SpeakerStore:
             deletions.acknowledge(db, deletion_id)
 
     # --- what there is
-
-    def records(self, page: Page) -> list[SpeakerRecord]:
-        """Return the speakers of a page, or the first ones if all are too many bytes.
-
-        Only an empty page is certainly the last.
-
-        Raises: InvalidSpeakerError: The cursor is invalid.
-        """
-        with self.database.read() as db:
-            return pages.records(db, page)
-
-    def names(self, page: Page) -> list[str]:
-        """Return the names of a page; reads less than `records`."""
-        with self.database.read() as db:
-            return pages.names(db, page)
-
-    def iter_names(self) -> Iterator[str]:
-        """Yield all names in order; holds no connection between two pages.
-
-        A speaker that is registered or deleted meanwhile may or may not be included.
-        """
-        page = Page(limit=_NAMES_PER_READ)
-        while found := self.names(page):
-            yield from found
-            page = replace(page, after=found[-1])
-
-    def last_used(self, limit: int) -> list[tuple[str, str]]:
-        """Return tenants and names of the speakers that spoke last, latest first."""
-        with self.database.read() as db:
-            return stored_files.last_used_speakers(db, limit)
-
-    def num_speakers(self) -> int:
-        """Return how many speakers all tenants have; reads a row for each tenant."""
-        with self.database.read() as db:
-            return owners.num_voices(db)
-
-    def usage_of(self, tenant: str) -> TenantUsage:
-        """Return what a tenant has; reads one row."""
-        with self.database.read() as db:
-            return owners.of_tenant(db, tenant)
-
-    def usage_of_tenants(self) -> dict[str, TenantUsage]:
-        """Return what each tenant has."""
-        with self.database.read() as db:
-            return owners.of_all(db)
 
     def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
         """Return the embedding, float32 values of shape ``(embedding_dim,)``.
@@ -369,11 +321,6 @@ class SpeakerStore:
                 }
                 for segment in Segment
             }
-
-    def num_unfinished_deletions(self, tenant: str | None = None) -> int:
-        """Count the deletions, of all tenants or of one, that are not finished."""
-        with self.database.read() as db:
-            return deletions.num_unfinished(db, tenant)
 
     # --- workers
 

@@ -210,13 +210,6 @@ def test_search_takes_its_text_literally(store):
 
 
 @pytest.mark.every_backend
-def test_many_names_are_all_iterated(store):
-    fill(store, 2500)
-    assert len(list(store.iter_names())) == 2500
-    empty(store)
-
-
-@pytest.mark.every_backend
 def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
     store = opened(tmp_path / "other")
     vector(store, "ana")

@@ -23,6 +23,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio, decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey, Segment
 from vllm_tts_cache.store.encoding import EncodingKey
 
@@ -139,7 +140,7 @@ def test_tries_that_come_together_register_one_voice(store):
     with ThreadPoolExecutor(4) as threads:
         tries = [threads.submit(register_by, store, asked("Ann")) for _ in range(4)]
         [record] = {each.result().record for each in tries}
-    assert list(store.iter_names()) == ["Ann"]
+    assert store.names(Page(limit=9)) == ["Ann"]
     assert record.generation == store.find("Ann").record.generation
 
 
