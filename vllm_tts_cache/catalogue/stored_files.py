@@ -190,6 +190,8 @@ def remove(
         gone = [file for file in gone if file.artifact in chosen]
     for file in gone:
         _remove(db, file)
+        if file.artifact == AUDIO:
+            db.execute(_DELETE_FAILURES, {"of_sha": audio_sha256})
     return gone
 
 
@@ -199,8 +201,6 @@ def _remove(db: Connection, file: StoredFile) -> None:
     _count(db, file.segment, int(file.artifact == AUDIO), -1, -file.num_bytes)
     if file.object_name is not None:
         objects.release(db, file.object_name, sha)
-    if file.artifact == AUDIO:
-        db.execute(_DELETE_FAILURES, {"of_sha": sha})
 
 
 def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
