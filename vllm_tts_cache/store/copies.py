@@ -116,18 +116,17 @@ class Copies:
             if self._written < self._max_bytes * _LOOK_PART:
                 return
             self._written = 0
-        # One trim at a time is enough, and a writer does not wait for it.
-        if self._trimming.acquire(blocking=False):
-            threading.Thread(
-                target=self._trim_aside, name="tts-cache-trim", daemon=True
-            ).start()
+        # A writer does not wait for it.
+        trim = self._trim_aside
+        threading.Thread(target=trim, name="tts-cache-trim", daemon=True).start()
 
     def _trim_aside(self) -> None:
-        try:
-            with suppress(StorageError):  # the next read or write logs it
-                self.trim()
-        finally:
-            self._trimming.release()
+        if self._trimming.acquire(blocking=False):  # one at a time is enough
+            try:
+                with suppress(StorageError):  # the next read or write logs it
+                    self.trim()
+            finally:
+                self._trimming.release()
 
     def _all(self) -> list[tuple[float, int, str, str]]:
         found: list[tuple[float, int, str, str]] = []
