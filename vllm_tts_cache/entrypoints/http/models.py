@@ -5,14 +5,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_tts_cache.entrypoints.speakers.served_model import CacheState
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.store.consents import ConsentRecord
 
 # A person's voice: no cache may store it, no browser may guess its type.
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-
-CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
 VOICE_ID = "voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"
 CONSENT_ID = "cons_0b7d3c52a1e94f6f9d8e7c6b5a493827"

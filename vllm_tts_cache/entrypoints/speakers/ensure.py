@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
@@ -22,6 +22,7 @@ from vllm_tts_cache.entrypoints.speakers.pending import (
     too_long_in_line,
 )
 from vllm_tts_cache.entrypoints.speakers.served_model import (
+    CacheState,
     CannotCloneError,
     ServedModel,
 )
@@ -58,7 +59,6 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import ALONE, Tenant
 
 T = TypeVar("T")
-CacheStatus = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
 throttled = ThrottledLog()
 
@@ -377,7 +377,7 @@ class SpeakerEncodings:
             tenant = Tenant(name=record.tenant)
             self._in_background(self._warm_if_ready(tenant, record.name))
 
-    async def status(self, found: StoredSpeaker) -> tuple[CacheStatus, str | None]:
+    async def status(self, found: StoredSpeaker) -> tuple[CacheState, str | None]:
         """Derive the speaker's status and, of what cannot be ``ready``, the reason.
 
         Raises: WorkerRPCError, StorageError.
@@ -395,7 +395,7 @@ class SpeakerEncodings:
 
     async def status_of_need(
         self, need: EncodingNeed, stored: frozenset[str]
-    ) -> tuple[CacheStatus, str | None]:
+    ) -> tuple[CacheState, str | None]:
         """Derive the status and, of ``failed``, the reason.
 
         Args:

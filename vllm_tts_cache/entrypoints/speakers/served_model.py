@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from vllm_tts_cache.catalogue.records import Segment, SpeakerRecord
 from vllm_tts_cache.errors import SpeakerRequestError
@@ -16,6 +17,9 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
 )
 from vllm_tts_cache.speaker.wire import DecoderStats, DeleteCall
+
+# Of a voice's encodings, for the model that is served.
+CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
 
 class Decoders:
