@@ -10,10 +10,10 @@ import pytest
 from tests.speaking import data_url, wav
 from tests.speech_server import listening
 from tests.waiting import SOON_SECONDS, soon
+from vllm_tts_cache.catalogue import pages
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
-from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, pending
 
 VOICES = "/v1/audio/voices"
@@ -142,7 +142,7 @@ def padded(data, num_bytes):
 
 
 async def test_a_page_is_bounded_in_bytes_and_goes_on(server, monkeypatch):
-    monkeypatch.setattr(models, "PAGE_MAX_BYTES", 20_000)
+    monkeypatch.setattr(pages, "PAGE_MAX_BYTES", 20_000)
     names = [f"voice {number:02}" for number in range(12)]
     for name in names:
         done = await server.embed(name, ref_text="é" * 2000, consent="c" * 500)

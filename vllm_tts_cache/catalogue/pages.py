@@ -1,7 +1,7 @@
 """Lists of speakers, a page at a time: what is on one, and where the next begins."""
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -92,13 +92,18 @@ def records(db: Connection, page: Page) -> list[SpeakerRecord]:
     with closing(_in_parts(db, page)) as all_:
         for record in all_:
             found.append(record)
-            num_bytes += bytes_in_answer(record)
+            num_bytes += _bytes_in_answer(record)
             if len(found) > 1 and num_bytes > PAGE_MAX_BYTES:
                 break
     return found
 
 
-def bytes_in_answer(record: SpeakerRecord) -> int:
+def fit(records: Sequence[SpeakerRecord]) -> bool:
+    """Whether the records take at most ``PAGE_MAX_BYTES`` in an answer."""
+    return sum(map(_bytes_in_answer, records)) <= PAGE_MAX_BYTES
+
+
+def _bytes_in_answer(record: SpeakerRecord) -> int:
     """Estimate how many bytes a record takes in an answer."""
     texts = record.name, record.consent, record.ref_text, record.description
     # An answer is UTF-8: a character takes up to four bytes.

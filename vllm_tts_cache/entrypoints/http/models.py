@@ -1,13 +1,11 @@
 """Answers of the voices routes: the fields of stock, of OpenAI's, and our own."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_tts_cache.entrypoints.speakers.served_model import CacheState
-from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.entrypoints.speakers.served_model import CacheState
 from vllm_tts_cache.store.consents import ConsentRecord
 
 # A person's voice: no cache may store it, no browser may guess its type.
@@ -275,18 +273,6 @@ def consent(record: ConsentRecord) -> dict[str, Any]:
         "name": record.name,
         "language": record.language,
     }
-
-
-def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
-    """Return the first records, as many as one answer may hold, but at least one."""
-    page: list[SpeakerRecord] = []
-    num_bytes = 0
-    for record in records:
-        num_bytes += bytes_in_answer(record)
-        if page and num_bytes > PAGE_MAX_BYTES:
-            break
-        page.append(record)
-    return page
 
 
 def _clips(record: SpeakerRecord) -> list[dict[str, float]]:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from vllm_tts_cache import errors
+from vllm_tts_cache.catalogue import pages
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.catalogue.records import SpeakerRecord
@@ -180,7 +181,8 @@ async def list_voices(
     else:
         records = await reads.run(store.records, page)
         num_found = len(records)
-        records = models.first_page(records)
+        if num_found > 1 and not pages.fit(records):
+            del records[-1]
         last = [cursor(record, page.sort) for record in records[-1:]]
         names = [record.name for record in records]
         if not names_only:
