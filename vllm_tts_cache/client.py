@@ -294,14 +294,10 @@ class VoicesClient:
     def _streamed(
         self, method: str, path: str, **content: Any
     ) -> Iterator[httpx.Response]:
-        with self._errors(), self._http.stream(method, path, **content) as response:
-            _check(response, self._proxy)
-            yield response
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
         try:
-            yield
+            with self._http.stream(method, path, **content) as response:
+                _check(response, self._proxy)
+                yield response
         except (httpx.RequestError, httpx.InvalidURL) as exc:
             raise _unreachable(self.url, self._proxy, exc) from exc
 

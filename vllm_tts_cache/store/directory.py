@@ -252,12 +252,9 @@ def _is_there(name: str) -> bool:
 
 
 def _names(path: Path) -> list[str]:
-    try:
+    with storage_errors(path), suppress(FileNotFoundError, NotADirectoryError):
         return sorted(os.listdir(path))  # noqa: PTH208  a Path each is what it costs
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as exc:
-        raise StorageError(f"{path}: {exc.strerror or exc}") from exc
+    return []
 
 
 class DirectoryReader:

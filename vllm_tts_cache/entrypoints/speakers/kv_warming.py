@@ -1,14 +1,12 @@
 """Prefills what all prompts of a voice begin with, before its first request."""
 
 import asyncio
-import logging
 from asyncio import Task
 from typing import Any
 
 from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.rpc_client import DECODER_STATS, AsyncWorkers
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # Only the newest wait: importing thousands must not evict the KV of voices that
 # requests speak with.
