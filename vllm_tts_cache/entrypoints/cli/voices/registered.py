@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -29,16 +30,18 @@ DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
 _TIMES = ("created_at", "updated_at", "expires_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
-# Values of `voices edit --clear` -> the fields of the routes.
-_FIELDS = {
-    "description": "speaker_description",
-    "language": "language",
-    "ref-text": "ref_text",
-    "labels": "labels",
-    "expires-at": "expires_at",
-}
 _STDOUT = Path("-")
 _SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
+
+
+class Clearable(Enum):
+    """What `voices edit --clear` takes away, by the names of the routes' fields."""
+
+    speaker_description = "description"
+    language = "language"
+    ref_text = "ref-text"
+    labels = "labels"
+    expires_at = "expires-at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +226,6 @@ def warm(
     many.report("voices", as_json=as_json, hint="Run the same command again to go on.")
 
 
-def _clearable(fields: list[str] | None) -> list[str] | None:
-    for field in fields or ():
-        if field not in _FIELDS:
-            raise typer.BadParameter(f"{field!r} is none of {', '.join(_FIELDS)}")
-    return fields
-
-
 def edit(
     name: Annotated[str, typer.Argument(help="or id")],
     new_name: Annotated[str | None, typer.Option("--name", help="rename it")] = None,
@@ -246,13 +242,7 @@ def edit(
     ] = None,
     expires_at: common.ExpiresAt = None,
     clear: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="|".join(_FIELDS),
-            callback=_clearable,
-            autocompletion=lambda: list(_FIELDS),
-            help="take away; repeatable",
-        ),
+        list[Clearable] | None, typer.Option(help="take away; repeatable")
     ] = None,
     url: common.Url = common.DEFAULT_URL,
     api_key: common.ApiKey = None,
@@ -271,7 +261,7 @@ def edit(
     }
     changes = {field: value for field, value in given.items() if value is not None}
     for field in clear or ():
-        changes[_FIELDS[field]] = {} if field == "labels" else None
+        changes[field.name] = {} if field is Clearable.labels else None
     if not changes and not label and not unlabel:
         raise ConfigError("say what to change: see --help")
     added = common.pairs(label)
