@@ -7,7 +7,6 @@ can be stopped and started again, and a test can look into it, or damage what is
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from vllm_tts_cache.testing.server import free_port
 
 BUCKET = "voices"
 KEY, SECRET = "tests", "tests-secret"
@@ -29,7 +30,7 @@ class ObjectServer:
     def __init__(self, directory: Path):
         self.directory = directory
         self.process: subprocess.Popen[Any] | None = None
-        self._port = _free_port()
+        self._port = free_port()
         (directory / BUCKET).mkdir()
 
     @property
@@ -108,9 +109,3 @@ def serving(directory: Path) -> Iterator[ObjectServer]:
         yield server
     finally:
         server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

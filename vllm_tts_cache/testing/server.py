@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 
 import httpx
 
+from vllm_tts_cache.client import CACHE_HEADER
 from vllm_tts_cache.errors import ServerFaultError
 
 TIMEOUT_SECONDS = 300.0
-HEADER = "X-Speaker-Cache"
 
 HOST = "127.0.0.1"
 # On a loaded machine a start takes ten times its usual minute. If a stage dies, the
@@ -96,7 +97,7 @@ class SpeechClient:
         return Speech(
             status=response.status_code,
             audio=bytes(audio),
-            cache=response.headers.get(HEADER),
+            cache=response.headers.get(CACHE_HEADER),
             ttfa_seconds=time.perf_counter() - began if first is None else first,
         )
 
@@ -106,10 +107,9 @@ class SpeechClient:
 
     def encodes(self) -> dict[str, int]:
         """Encodes since the workers' start, by encoder, over all workers."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for worker in self.stats()["workers"]:
-            for name, count in worker["encodes"].items():
-                total[name] = total.get(name, 0) + count
+            total.update(worker["encodes"])
         return total
 
     def close(self) -> None:
