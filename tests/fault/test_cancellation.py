@@ -14,9 +14,10 @@ from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.in_process_workers import InProcessEngine
+from tests.speaking import wav
 from tests.suspensions import MOMENTS, Steps, at_each_suspension, awaiting
 from tests.unit import test_deletions, test_ensure, test_inline, test_service
-from tests.unit.test_inline import CountingHandler, data_url, wav, web
+from tests.unit.test_inline import CountingHandler, data_url, web
 from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings

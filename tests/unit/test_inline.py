@@ -7,12 +7,11 @@ import threading
 import time
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
-from tests.audio_clips import sndfile_bytes, voiced
+from tests.speaking import wav
 from tests.waiting import soon
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue.records import Segment
@@ -116,11 +115,6 @@ async def mine():
     connection = HTTPConnection()
     yield connector(connection=connection)
     await (await connection.get_async_client()).close()
-
-
-def wav(container="WAV", **kwargs):
-    samples = (voiced(**kwargs) * 32767).astype(np.int16)
-    return sndfile_bytes(samples, 24_000, container)
 
 
 def data_url(data, media_type="audio/wav"):

@@ -4,16 +4,15 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.audio_clips import sndfile_bytes, voiced
 from tests.in_process_workers import (
     InProcessEngine,
     SpectrumEncoder,
     worker_speakers,
     worker_with,
 )
+from tests.speaking import wav
 from tests.store_samples import settings_of
 from tests.waiting import soon
 from vllm_tts_cache.config import Settings
@@ -30,12 +29,6 @@ from vllm_tts_cache.speaker.rpc_client import ForeignStoreError
 from vllm_tts_cache.tenants import ALONE, Caller
 
 NAMES = ("speaker", "codec")
-
-
-def wav(container="WAV", **kwargs):
-    # Integers: libsndfile rounds floats differently for each container.
-    samples = (voiced(**kwargs) * 32767).astype(np.int16)
-    return sndfile_bytes(samples, 24_000, container)
 
 
 def upload(name="Ann", ref_text=None, **fields):
