@@ -16,9 +16,9 @@ from sqlalchemy import Engine
 
 from tests.fault.test_clients_that_leave import clip as inline_clip
 from tests.fault.test_clients_that_leave import fields_of
+from tests.speaking import wav
 from tests.speech_server import Server, running
-from tests.unit.test_inline import wav
-from vllm_tts_cache import files, logs
+from vllm_tts_cache import logs
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.logs import ThrottledLog
 
@@ -100,7 +100,7 @@ def unreadable(monkeypatch, _):
     def fail(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(files, "_read_all", fail)
+    monkeypatch.setattr(os, "read", fail)
     monkeypatch.setattr(os, "rename", fail)
     monkeypatch.setattr(os, "unlink", fail)
 
