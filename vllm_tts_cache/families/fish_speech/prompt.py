@@ -14,7 +14,6 @@ import json
 import re
 import sys
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -258,30 +257,19 @@ def control_tokens(text: str) -> tuple[list[str], int]:
     """Find what the host takes for control tokens: ``<|``, then no ``>`` until ``|>``.
 
     Returns:
-        The tokens, in order, and the number of ``<|`` that begin none.
+        The tokens, in order, and the number of ``<|`` that begin none. All those before
+        one ``>`` share it, so if the first begins no token, none of them does.
     """
     tokens: list[str] = []
-    num_loose = 0
-    for start, end in _spans(text):
-        # At least one character stands between the bars.
-        if end - start > len("<||>") and text.endswith("|>", start, end):
-            tokens.append(text[start:end])
+    *closed, rest = text.split(">")
+    num_loose = rest.count(_OPENING)
+    for part in closed:
+        _, opening, inner = part.partition(_OPENING)
+        if inner.endswith("|") and inner != "|":
+            tokens.append(f"{opening}{inner}>")
         else:
-            num_loose += text.count(_OPENING, start, end)
+            num_loose += part.count(_OPENING)
     return tokens, num_loose
-
-
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans from a ``<|`` through the next ``>``; each begins after the last.
-
-    Further openings in a span share its end, so if the first begins no token, none of
-    them does, and no character is read twice.
-    """
-    end = 0
-    while (start := text.find(_OPENING, end)) >= 0:
-        closing = text.find(">", start + len(_OPENING))
-        end = len(text) if closing < 0 else closing + 1
-        yield start, end
 
 
 def _named(tokens: list[str]) -> str:
