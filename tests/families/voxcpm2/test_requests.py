@@ -1,17 +1,21 @@
 """VoxCPM2 requests through the host's real routes, serving class and adapter."""
 
 import json
+import shutil
 
+import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import dynamic_module_utils
 from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
 
 from tests.families.serving import ann, message, served
 from tests.families.voxcpm2.case import CASE
 from tests.speaking import data_url, wav
 from tests.speech_server import running
+from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.networks.prompts import MODE
-from vllm_tts_cache.families.voxcpm2.prompt import TEXT_IDS
+from vllm_tts_cache.families.voxcpm2.prompt import TEXT_IDS, VoxCPM2Prompts
 from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
@@ -43,6 +47,28 @@ async def test_a_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
         (hosts_ids,) = expected["additional_information"][TEXT_IDS]
         assert told[TEXT_IDS][0][-len(hosts_ids) :] == hosts_ids
         assert len(json.dumps(prompt)) < 4096
+
+
+def test_a_batch_job_reads_a_tokenizer_whose_class_lies_beside_it(
+    own_checkpoint, tmp_path, monkeypatch
+):
+    """As the released one's does; the tiny one's is of transformers."""
+    modules = str(tmp_path / "modules")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", modules)
+    monkeypatch.syspath_prepend(modules)
+    checkpoint = shutil.copytree(own_checkpoint, tmp_path / "checkpoint")
+    name = "VoxCPM2Tokenizer"
+    code = f"from transformers import LlamaTokenizerFast as T\nclass {name}(T): pass\n"
+    (checkpoint / "tokenization_voxcpm2.py").write_text(code)
+    path = checkpoint / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"tokenizer_class": name}
+    config["auto_map"] = {"AutoTokenizer": [f"tokenization_voxcpm2.{name}", None]}
+    path.write_text(json.dumps(config))
+    prompts = VoxCPM2Prompts(str(checkpoint), {}, lambda *_: pytest.fail("needs none"))
+    builder = prompts._builder
+    builder.check_text("text", "Hello.")
+    with pytest.raises(InvalidSpeakerError, match="<s>"):
+        builder.check_text("text", "<s>Hello.")
 
 
 async def test_a_preset_of_the_operator_stays_the_hosts(

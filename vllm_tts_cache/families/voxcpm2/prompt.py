@@ -103,5 +103,7 @@ class VoxCPM2Prompts(prompts.OfflinePrompts):
             build_cjk_split_map,
         )
 
-        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        # As the host does: the released tokenizer's class is a file beside it.
+        read = AutoTokenizer.from_pretrained
+        tokenizer = read(self._model, trust_remote_code=True)
         return PromptBuilder(tokenizer, build_cjk_split_map(tokenizer))
