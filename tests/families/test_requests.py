@@ -254,15 +254,18 @@ async def test_a_control_token_is_refused_in_every_text(server, own_case):
     """The model would read it as something else; `<s>` ended stock's engine."""
     for token in own_case.control_tokens:
         bad = token if len(token) > 1000 else f"{token} Hello."
-        answers = [
-            await server.speak(input=bad),
-            await server.speak(ref_audio=data_url(), ref_text=SPOKEN, input=bad),
-            await server.speak(ref_audio=data_url(), ref_text=bad),
-            await server.register("Bob", wav(), ref_text=bad),
-        ]
+        given = {"ref_audio": data_url(), "ref_text": SPOKEN}
+        asked = [{**given, field: bad} for field in ("input", "ref_text")]
+        asked.append({**given, "instructions": bad})
+        if own_case.name not in NEED_ONE:
+            asked.append({"input": bad})
+        answers = [await server.speak(**fields) for fields in asked]
+        answers.append(await server.register("Bob", wav(), ref_text=bad))
         for answer in answers:
             said = message(answer)
-            assert any(part in said for part in (token, "at most", "[SPEAKERn]")), said
+            # Higgs Audio v2 takes no instructions at all.
+            parts = token, "at most", "[SPEAKERn]", "'instructions'"
+            assert any(part in said for part in parts), said
     assert server.engine.prompts == []
     assert server.service.store.num_speakers() == 0
     text = "a <b> c, < s > and [laughter],\n\nso on"

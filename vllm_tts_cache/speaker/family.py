@@ -7,7 +7,8 @@ entry-point group, ours and those of third parties.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, cached_property
@@ -149,6 +150,47 @@ class ClipLimits:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The tokens of a model that shape its prompts, so that no text may hold them.
+
+    A tokenizer cuts a token out of a text wherever it is spelled. So a text could end
+    its own part of the prompt, begin another speaker's, or make room for audio.
+
+    Attributes:
+        named: Names with spaces between them; refused whatever a tokenizer says.
+        tags: Expression of those that are made for texts, as a laugh is. A tokenizer
+            may mark them as special all the same.
+    """
+
+    named: str = ""
+    tags: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names, which are all that is known without a tokenizer."""
+        return self.named.split()
+
+    def of(self, tokenizer: Any) -> list[str]:
+        """Return the names, and what a tokenizer has beside them that is no tag.
+
+        These are its special tokens, and those spelled like one; it has others, such
+        as line breaks, for the sake of texts.
+        """
+        added = tokenizer.added_tokens_decoder.values()
+        marked = {t.content for t in added if t.special or t.content.startswith("<|")}
+        marked.update(tokenizer.all_special_tokens)
+        return self.names + [t for t in marked if not re.fullmatch(self.tags, t)]
+
+
+def refuse_tokens(tokens: Iterable[str], field: str, text: str) -> None:
+    """Refuse control tokens in a text. Raises: InvalidSpeakerError naming the first."""
+    for token in tokens:
+        if token in text:
+            reason = f"{token!r} is a control token of the model; leave it out"
+            raise InvalidSpeakerError(field, reason)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """A model family, described without loading it.
@@ -180,6 +222,7 @@ class Family:
         side_files: Files of a checkpoint that its encoders read besides the weights
             that the host loads; of several names the preferred one first.
         sample_rate_hz: Of the speech.
+        control: What no text may hold.
         failure_id: A token id that the model never samples; it ends a request whose
             prompt cannot be built. A diffusion pipeline returns an error instead.
         needs_first_runner: Whether the host's second model runner is refused at start,
@@ -220,6 +263,7 @@ class Family:
     deploy_file: Path | None = None
     side_files: tuple[SideFile, ...] = ()
     sample_rate_hz: int
+    control: ControlTokens = ControlTokens()
     failure_id: int | None = None
     needs_first_runner: bool = False
     resumes: bool = False

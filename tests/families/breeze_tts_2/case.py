@@ -12,6 +12,8 @@ from vllm_tts_cache.families.qwen3_tts.family import FAMILY as QWEN3
 class Tokenizer:
     """Bytes behind a begin, as the released one puts it."""
 
+    all_special_tokens = ()
+
     def __init__(self):
         self.added_tokens_decoder = {
             1: SimpleNamespace(content="<eos>", special=True),
@@ -61,7 +63,7 @@ CASE = Case(
     arrays={CODEC: codes(num_codec_frames, 16)},
     serve=serve,
     message_bytes_per_second=25.1,  # a placeholder for each frame
-    control_tokens=("<ins_bos>", "<eos>"),
+    control_tokens=("<ins_bos>", "<eos>", "[S3]"),
     refused=(
         (CLONE | {"language": "en"}, "language"),
         (CLONE | {"speed": 2.0}, "speed"),

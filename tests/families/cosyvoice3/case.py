@@ -58,6 +58,7 @@ CASE = Case(
         },
         SPEAKER: lambda _audio: {SPEAKER: np.zeros(192, np.float32)},
     },
+    control_tokens=("<|im_start|>", "<|endofsystem|>"),
     message_bytes_per_second=25.0,  # a placeholder for each speech token
     short_of_kv={"enable_chunked_prefill": True, "max_num_batched_tokens": 128},
     does=frozenset({"streams"}),

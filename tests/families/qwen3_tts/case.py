@@ -46,6 +46,7 @@ CASE = Case(
         SPEAKER: lambda _audio: {"speaker_embedding": np.zeros(128, np.float32)},
         CODEC: codes(num_codec_frames, 16),
     },
+    control_tokens=("<|im_end|>", "<tts_text_eod>"),
     message_bytes_per_second=2 * 12.5,  # a placeholder for each frame
     second_server={
         "arguments": ("--api-server-count", "2"),

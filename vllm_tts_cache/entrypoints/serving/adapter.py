@@ -1,6 +1,5 @@
 """The base of all families' adapters: resolve the speaker, ensure, build the prompt."""
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Container
 from contextlib import nullcontext, suppress
@@ -9,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachetools import LRUCache
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
 from vllm_tts_cache import errors
@@ -22,7 +20,7 @@ from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint
-from vllm_tts_cache.speaker.family import Family, Mode
+from vllm_tts_cache.speaker.family import Family, Mode, refuse_tokens
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, speaking_tenant
@@ -32,7 +30,6 @@ _UNREAD_AUDIO = "data:,"
 
 # The event loop checks and tokenizes texts up to this, in microseconds; threads others.
 SHORT_CHARS = 2000
-_MAX_STORED = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +92,7 @@ class CachedAdapter:
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
+        refuse_tokens(self.tts_cache_family.control.names, field, text)
 
     def validate(self, request: Any) -> str | None:
         """Validate as the host does; `build` validates a request with a speaker."""
@@ -155,13 +153,12 @@ class CachedAdapter:
         host: Any = super()
         return await host.build(request, *others)
 
-    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+    async def check_texts(self, request: Any, mode: Mode) -> None:
         """Refuse texts of a clone that the model would misread; the base refuses none.
 
         Args:
             request: A request with the transcript of the clone.
-            has_own_ref_text: Whether the transcript came with the request; a stored one
-                need not be checked each time.
+            mode: The clone's.
 
         Raises: InvalidSpeakerError.
         """
@@ -234,7 +231,7 @@ class CachedAdapter:
             seen.ref_text = records.transcript_of_clips(seen.ref_text, record.num_clips)
         # Before the clip is fetched: a refused request must not fetch one.
         self._check(seen)
-        await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
+        await self.check_texts(seen, mode)
         with nullcontext() if found else self._service.places.inline(self._tenant):
             clip = await self._clip(request, record)
             limits = self.tts_cache_family.limits
@@ -290,40 +287,25 @@ class CachedAdapter:
 
 
 class TextCheckingAdapter(CachedAdapter):
-    """Refuses control tokens in a text to be spoken and in the transcript."""
+    """Refuses control tokens in all texts of a request."""
 
-    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
-        """Refuse a control token in the text or in its transcript.
+    async def check_texts(self, request: Any, mode: Mode) -> None:
+        """Refuse a control token in a text or transcript. Raises: InvalidSpeakerError.
 
-        Raises: InvalidSpeakerError.
+        A stored transcript may have been registered for another model, or by stock.
         """
-        await self._check_text("input", request.input)
-        if request.ref_text is None:
-            return
-        if has_own_ref_text:
-            await self._check_text("ref_text", request.ref_text)
-        else:
-            await self._check_stored(request.ref_text)
+        del mode
+        await self._check_texts(request)
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Check the text, then speak as the host does. Raises: InvalidSpeakerError."""
-        await self._check_text("input", request.input)
+        """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
+        await self._check_texts(request)
         return await super().speak(request, *others)
 
-    async def _check_text(self, field: str, text: str) -> None:
-        if len(text) <= SHORT_CHARS:
-            self.tts_cache_check_text(field, text)
-        else:
-            await self._service.texts.run(self.tts_cache_check_text, field, text)
-
-    async def _check_stored(self, text: str) -> None:
-        # A transcript that was registered for another model, or by stock, is unchecked.
-        # The cache has its digest and not the text, which would outlive the voice.
-        digest = hashlib.sha256(text.encode()).digest()
-        if digest not in self._checked:
-            await self._check_text("ref_text", text)
-        self._checked[digest] = None
-
-    @cached_property
-    def _checked(self) -> LRUCache[bytes, None]:
-        return LRUCache(_MAX_STORED)
+    async def _check_texts(self, request: Any) -> None:
+        for field in ("input", "ref_text", "instructions", "language"):
+            text = getattr(request, field) or ""
+            if len(text) <= SHORT_CHARS:
+                self.tts_cache_check_text(field, text)
+            else:
+                await self._service.texts.run(self.tts_cache_check_text, field, text)

@@ -27,15 +27,11 @@ class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
     _is_warming_up = False
 
     def validate(self, request: Any) -> str | None:
-        """Check the instructions, which the host does not, then validate as the host.
-
-        Raises: InvalidSpeakerError: The instructions hold a control token.
-        """
+        """Bound the instructions, then validate as the host, which does not."""
         instructions = request.instructions or ""
         limit = self.ctx.server._max_instructions_length
         if len(instructions) > limit:
             return f"instructions are too long (at most {limit} characters)"
-        self.tts_cache_check_text("instructions", instructions)
         return super().validate(request)
 
     async def warmup(self) -> None:

@@ -1,7 +1,7 @@
 """What the generic parts need to know of Breeze-TTS-2."""
 
 from vllm_tts_cache.speaker.checkpoint_dir import config_says
-from vllm_tts_cache.speaker.family import Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import ControlTokens, Family, Mode, Transcript
 
 CODEC = "codec"
 CODEC_FOLDER = "audio_tokenizer"
@@ -26,6 +26,11 @@ FAMILY = Family(
         f"{CODEC_FOLDER}/model.safetensors",
     ),
     sample_rate_hz=24_000,
+    # A tokenizer may or may not mark them as special.
+    control=ControlTokens(
+        "<ins_bos> <ins_eos> <|AUDIO|> <|audio_eos|> "
+        "[S0] [S1] [S2] [S3] [S4] [S5] [S6] [S7] [S8] [S9]"
+    ),
     failure_id=3,  # the talker samples 0, which goes on, and the end
     # No request has to resume: the host's scheduler for this model starts a request
     # only when the whole request fits into the KV cache.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.qwen3_codec import frames
 from vllm_tts_cache.speaker.family import Mode
@@ -17,8 +18,6 @@ from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 # Keys of the host's additional_information, for its conditioning and its waveform.
 CONDITIONING = "breeze_prompt"
 WAVEFORM = "reference_waveform"
-# They enclose an instruction; a tokenizer may or may not mark them as special.
-_INSTRUCTION_TOKENS = frozenset({"<ins_bos>", "<ins_eos>"})
 
 
 def silence(clip: prompts.Reference) -> tuple[np.ndarray, int]:
@@ -39,6 +38,8 @@ def by_address(prompt: dict[str, Any], ref: SpeakerRef) -> dict[str, Any]:
 class PromptBuilder(prompts.PromptBuilder):
     """Builds the prompts of batch jobs, and checks all texts."""
 
+    family = FAMILY
+
     def clone(
         self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
     ) -> dict[str, Any]:
@@ -53,13 +54,6 @@ class PromptBuilder(prompts.PromptBuilder):
             self._tokenizer, text, ref_audio=silence(clip), ref_text=transcript
         )
         return by_address(prompt, clip.ref)
-
-    @cached_property
-    def _control_tokens(self) -> list[str]:
-        # Its vocabulary has added tokens that are no control tokens, such as newlines.
-        added = self._tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special}
-        return sorted(_INSTRUCTION_TOKENS | special)
 
 
 class BreezePrompts(prompts.OfflinePrompts):

@@ -1,6 +1,5 @@
 """A clone request on CosyVoice3 becomes token ids and a content address."""
 
-import asyncio
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -12,20 +11,16 @@ from vllm_tts_cache.entrypoints.serving import adapter
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
-from vllm_tts_cache.speaker.family import CLONE_MODE
-from vllm_tts_cache.speaker.reference import FIELD
+from vllm_tts_cache.families.networks.adapter import PromptAdapter
+from vllm_tts_cache.speaker.family import CLONE_MODE, Mode
 
 
-class CachedCosyVoice3Adapter(adapter.CachedAdapter, CosyVoice3Adapter):
+class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
     """The host's adapter; a clone's prompt names its encodings."""
 
     tts_cache_family = FAMILY
     tts_cache_needs_voice = True
     _tokenizer: Any  # the host counts ids by it, and loads it at the first request
-
-    async def warmup(self) -> None:
-        """Load the tokenizer, so that the first request does not."""
-        await asyncio.to_thread(lambda: self._builder)
 
     def validate(self, request: Any) -> str | None:
         """Validate as all adapters do, and bound the instructions as the host does."""
@@ -50,20 +45,22 @@ class CachedCosyVoice3Adapter(adapter.CachedAdapter, CosyVoice3Adapter):
             request.extra_params = {**extra, CLONE_MODE: INSTRUCT.name}
         return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
+    async def check_texts(self, request: Any, mode: Mode) -> None:
+        """Refuse control tokens, and a second mark. Raises: InvalidSpeakerError."""
+        await super().check_texts(request, mode)
+        _texts_of(request, mode)
+
     async def clone(self, speaker: adapter.Speaker) -> PreparedRequest:
         """Build a prompt with a placeholder id for each row that the worker makes.
 
         Raises: InvalidSpeakerError.
         """
-        request = speaker.request
-        mode, clone = speaker.mode, self._builder.clone
-        given = {"transcript": request.ref_text, "instructions": request.instructions}
-        texts = prompts.texts_of(mode, request.input, **given)
-        build = partial(clone, texts, mode=mode, clip=speaker.clip)
+        texts = _texts_of(speaker.request, speaker.mode)
+        given = {"mode": speaker.mode, "clip": speaker.clip}
+        build = partial(self._builder.clone, texts, **given)
         is_short = len(texts.prompt) + len(texts.spoken) <= adapter.SHORT_CHARS
         prompt = build() if is_short else await self._service.texts.run(build)
-        params = {FIELD: speaker.ref.to_wire()}
-        return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
+        return self._prepared(speaker, prompt)
 
     def apply_sampling_overrides(
         self,
@@ -88,6 +85,11 @@ class CachedCosyVoice3Adapter(adapter.CachedAdapter, CosyVoice3Adapter):
         model = engine_client.model_config
         tokenizer = prompts.load_tokenizer(model.model, model.revision, model.hf_config)
         return prompts.PromptBuilder(tokenizer)
+
+
+def _texts_of(request: Any, mode: Mode) -> prompts.Texts:
+    given = {"transcript": request.ref_text, "instructions": request.instructions}
+    return prompts.texts_of(mode, request.input, **given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says
-from vllm_tts_cache.speaker.family import ClipLimits, Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import (
+    ClipLimits,
+    ControlTokens,
+    Family,
+    Mode,
+    Transcript,
+)
 
 # The decoder gets all three in every mode; modes differ in the talker's input.
 TOKENS = "speech_tokens"
@@ -62,6 +68,8 @@ FAMILY = Family(
     deploy_file=stage_configs.FOLDER / "cosyvoice3_cpu.yaml",
     side_files=("speech_tokenizer_v3.onnx", "campplus.onnx"),
     sample_rate_hz=24_000,
+    # Sounds and phonemes, and the mark of a prompt, which `texts_of` looks after.
+    control=ControlTokens(tags=r"\[[^\]]+\]|</?(laughter|strong)>|<\|endofprompt\|>"),
     # The last of the talker's own ids. Codes are 0 to 6,560; of those behind them only
     # 6,562 is ever sampled, which ends a speech.
     failure_id=6_760,

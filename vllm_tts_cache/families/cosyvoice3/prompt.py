@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
-from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, ZERO_SHOT
+from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, FAMILY, ZERO_SHOT
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.prompts import MODE, Prompt, Reference
@@ -47,18 +47,25 @@ def texts_of(
 ) -> Texts:
     """Return both texts, with the mark where the official examples have it.
 
-    A text that has the mark already is returned unchanged.
+    The text before the mark is returned unchanged if it has the mark already.
 
-    Raises: InvalidSpeakerError if the mode needs instructions and there are none.
+    Raises: InvalidSpeakerError if the mode needs instructions and there are none, or if
+        there are two marks: what is to be said would begin before the second.
 
     Source: ``example.py`` of the official code, and ``frontend_*`` of its front end.
     """
     if mode is CROSS_LINGUAL:
-        return Texts("", _marked(text, f"{SYSTEM}{END_OF_PROMPT}{{}}"))
-    if mode is ZERO_SHOT:
-        return Texts(_marked(transcript or "", f"{SYSTEM}{END_OF_PROMPT}{{}}"), text)
-    needed = needed_instructions(instructions)
-    return Texts(_marked(needed, f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
+        texts = Texts("", _marked(text, f"{SYSTEM}{END_OF_PROMPT}{{}}"))
+    elif mode is ZERO_SHOT:
+        texts = Texts(_marked(transcript or "", f"{SYSTEM}{END_OF_PROMPT}{{}}"), text)
+    else:
+        needed = needed_instructions(instructions)
+        texts = Texts(_marked(needed, f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
+    if (texts.prompt + texts.spoken).count(END_OF_PROMPT) > 1:
+        field = "ref_text" if mode is ZERO_SHOT else "instructions"
+        reason = f"{END_OF_PROMPT!r} may stand once before what is said; leave it out"
+        raise InvalidSpeakerError("input" if END_OF_PROMPT in text else field, reason)
+    return texts
 
 
 def needed_instructions(instructions: str | None) -> str:
@@ -101,11 +108,10 @@ def load_tokenizer(model: str, revision: str | None, config: Any) -> Any:
     )
 
 
-class PromptBuilder:
+class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with the host's tokenizer of a checkpoint."""
 
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
+    family = FAMILY
 
     def clone(self, texts: Texts, *, mode: Mode, clip: Reference) -> dict[str, Any]:
         """Return the prompt that speaks as the clip does."""
@@ -115,6 +121,10 @@ class PromptBuilder:
         length = count_positions(mode, num_ids=num_ids, num_tokens=num_tokens)
         information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [*ids]}
         return prompts.engine_prompt([_PLACEHOLDER] * length, information)
+
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        return self.family.control.of(self._tokenizer.tokenizer)
 
     def _ids(self, text: str) -> list[int]:
         # The tokenizer makes a tensor of floats of an empty text.
@@ -160,8 +170,7 @@ class CosyVoice3Prompts(prompts.OfflinePrompts):
     the sampling parameters, 20 and 2 a token of text in the official code.
     """
 
-    def prompt(self, speaker: PreparedSpeaker, text: str, _language: str) -> Prompt:
-        """Return the prompt that speaks ``text``; ``_language`` is not used."""
+    def _clone(self, speaker: PreparedSpeaker, text: str) -> Prompt:
         mode, transcript = speaker.mode, speaker.ref_text
         texts = texts_of(mode, text, transcript=transcript, instructions=None)
         return self._builder.clone(texts, mode=mode, clip=speaker)

@@ -11,7 +11,7 @@ from vllm_omni.model_executor.models.higgs_audio_v2 import (
 )
 
 from vllm_tts_cache.errors import InvalidSpeakerError
-from vllm_tts_cache.families.higgs_audio_v2.family import CODEC
+from vllm_tts_cache.families.higgs_audio_v2.family import CODEC, FAMILY
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.higgs_tokenizer import frames
 from vllm_tts_cache.speaker.family import Mode
@@ -25,6 +25,8 @@ NUM_ADDED_ROWS = 2 + _NUM_DELAYED
 
 class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with a checkpoint's tokenizer, by its chat template."""
+
+    family = FAMILY
 
     @classmethod
     def of(cls, model: str | None) -> "PromptBuilder":

@@ -2,7 +2,7 @@
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says
-from vllm_tts_cache.speaker.family import Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import ControlTokens, Family, Mode, Transcript
 
 CODEC = "codec"
 
@@ -30,6 +30,8 @@ FAMILY = Family(
     deploy_file=stage_configs.FOLDER / "higgs_audio_v3_cpu.yaml",
     side_files=("config.json",),
     sample_rate_hz=24_000,
+    # Its tokenizer marks these as special, like the parts of its prompts.
+    control=ControlTokens(tags=r"<\|(emotion|env|prosody|sfx|style):\w+\|>"),
     failure_id=3071,  # a text id: the talker samples <|audio|> and the end only
     # The second runner does not name the requests of rows, and uses its own sampler.
     needs_first_runner=True,

@@ -13,7 +13,7 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
     HiggsAudioV3TokenizerAdapter,
 )
 
-from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
+from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.higgs_tokenizer import frames
 from vllm_tts_cache.speaker.family import Mode
@@ -34,6 +34,8 @@ class PromptBuilder(prompts.PromptBuilder):
     Attributes:
         hosts: The host's own prompt builder.
     """
+
+    family = FAMILY
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)

@@ -3,15 +3,15 @@
 import zlib
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from vllm.inputs import tokens_input
 
-from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
-from vllm_tts_cache.speaker.family import Family, Mode
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.speaker.family import Family, Mode, refuse_tokens
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 
@@ -73,17 +73,6 @@ def prompt_with_rows(
     """
     information = {FIELD: ref.to_wire(), ROWS: where.to_wire()}
     return engine_prompt(token_ids, information, salt)
-
-
-def refuse_tokens(tokens: Iterable[str], field: str, text: str) -> None:
-    """Refuse control tokens in a text.
-
-    Raises: InvalidSpeakerError that names the first one.
-    """
-    for token in tokens:
-        if token in text:
-            reason = f"{token!r} is a control token of the model; leave it out"
-            raise InvalidSpeakerError(field, reason)
 
 
 def mode_of_request(family: Family, info: Mapping[str, Any]) -> Mode:
@@ -179,6 +168,8 @@ class PromptBuilder:
         tokenizer: The checkpoint's.
     """
 
+    family: ClassVar[Family]
+
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
@@ -188,8 +179,8 @@ class PromptBuilder:
 
     @cached_property
     def _control_tokens(self) -> list[str]:
-        """Tokens that no text may hold; cached, as listing them takes milliseconds."""
-        return sorted(self._tokenizer.get_added_vocab())
+        """Cached, as listing them takes milliseconds."""
+        return self.family.control.of(self._tokenizer)
 
 
 class OfflinePrompts:

@@ -4,10 +4,9 @@ from typing import Any
 
 from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.serving.diffusion import DiffusionAdapter
-from vllm_tts_cache.families.networks.prompts import refuse_tokens
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
-from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_stop
+from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
 
 
 class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
@@ -18,18 +17,13 @@ class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
     tts_cache_family = FAMILY
 
     def validate(self, request: Any) -> str | None:
-        """Refuse what `check_request` refuses, and control tokens in prompt fields.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse what `check_request` refuses. Raises: InvalidSpeakerError."""
         check_request(request)
-        for field in ("language", "instructions", "ref_text"):
-            refuse_tokens(CONTROL_TOKENS, field, getattr(request, field) or "")
         return super().validate(request)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
-        refuse_tokens(CONTROL_TOKENS, field, text)
+        check_text(field, text)
 
     def tts_cache_transcript(self, ref_text: str) -> str:
         """End a transcript as the official package does."""

@@ -2,7 +2,7 @@
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says
-from vllm_tts_cache.speaker.family import Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import ControlTokens, Family, Mode, Transcript
 
 CODEC_ENCODER = "codec"
 TOKENIZER = "audio_tokenizer"  # its folder in a checkpoint
@@ -37,6 +37,11 @@ FAMILY = Family(
         f"{TOKENIZER}/model.safetensors",
     ),
     sample_rate_hz=24_000,
+    # The worker alone has the tokenizer.
+    control=ControlTokens(
+        "<|denoise|> <|lang_start|> <|lang_end|> <|instruct_start|> <|instruct_end|> "
+        "<|text_start|> <|text_end|> <|im_start|> <|im_end|> <|endoftext|>"
+    ),
     resumes=True,  # without a KV cache no request is preempted
     official="omnivoice 0.2.1",
     never_run="a released checkpoint, a GPU",

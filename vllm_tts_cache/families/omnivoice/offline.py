@@ -1,7 +1,7 @@
 """Prompts for OmniVoice in an ``Omni`` engine: a text and a content address."""
 
-from vllm_tts_cache.families.networks.prompts import Prompt, refuse_tokens
-from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_stop
+from vllm_tts_cache.families.networks.prompts import Prompt
+from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
@@ -17,10 +17,10 @@ class OmniVoicePrompts:
 
         Raises: InvalidSpeakerError.
         """
-        refuse_tokens(CONTROL_TOKENS, "text", text)
+        check_text("text", text)
         prompt: Prompt = {"input": text, FIELD: speaker.ref.to_wire()}
         if speaker.ref_text is not None:
-            refuse_tokens(CONTROL_TOKENS, "ref_text", speaker.ref_text)
+            check_text("ref_text", speaker.ref_text)
             prompt["ref_text"] = with_full_stop(speaker.ref_text)
         if language != "Auto":
             prompt["lang"] = language

@@ -1,12 +1,19 @@
-"""The texts of a clone's prompt: control tokens, and how a transcript ends."""
+"""The texts of a clone's prompt: what none may hold, and how a transcript ends."""
 
-# The model takes these for the parts of a prompt, wherever they stand.
-CONTROL_TOKENS = (
-    *("<|denoise|>", "<|lang_start|>", "<|lang_end|>", "<|instruct_start|>"),
-    *("<|instruct_end|>", "<|text_start|>", "<|text_end|>"),
-)
+from vllm_tts_cache.families.omnivoice.family import FAMILY
+from vllm_tts_cache.speaker.family import refuse_tokens
+
 # A transcript that ends in one of these needs no full stop.
 _ENDS = frozenset(";:,.!?…)]}\"'“”‘’；：，。！？、）】")  # noqa: RUF001
+
+
+def check_text(field: str, text: str) -> None:
+    """Refuse a control token in a text as the worker reads it, without line breaks.
+
+    Raises: InvalidSpeakerError.
+    """
+    joined = text.replace("\n", "").replace("\r", "")
+    refuse_tokens(FAMILY.control.names, field, joined)
 
 
 def with_full_stop(transcript: str) -> str:

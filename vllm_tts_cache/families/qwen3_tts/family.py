@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says, read_json
-from vllm_tts_cache.speaker.family import Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import ControlTokens, Family, Mode, Transcript
 
 SPEAKER = "speaker"
 CODEC = "codec"
@@ -89,6 +89,11 @@ FAMILY = Family(
         "speech_tokenizer/model.safetensors",
     ),
     sample_rate_hz=24_000,
+    # No row of a prompt is found by its id, so these are all that a text could forge.
+    control=ControlTokens(
+        "<|im_start|> <|im_end|> <|endoftext|> <|audio_start|> <|audio_end|> "
+        "<|audio_pad|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single>"
+    ),
     # The last id of the codec vocabulary, where the talker masks every id from 2048 up
     # but its end of speech.
     failure_id=3071,

@@ -2,7 +2,7 @@
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says
-from vllm_tts_cache.speaker.family import Family, Mode, Transcript
+from vllm_tts_cache.speaker.family import ControlTokens, Family, Mode, Transcript
 
 # Two encoders, since the side on which a clip is filled up changes every frame.
 REFERENCE_ENCODER = "reference"
@@ -37,6 +37,12 @@ FAMILY = Family(
     deploy_file=stage_configs.FOLDER / "voxcpm2_cpu.yaml",
     side_files=("config.json", ("audiovae.safetensors", "audiovae.pth")),
     sample_rate_hz=48_000,
+    # The host removes one <s> when it counts positions, and one more when it makes
+    # them: a text that begins with it would end the engine.
+    control=ControlTokens(
+        "<s> </s> <|audio_start|> <|audio_end|> "
+        "<|audio_prompt_start|> <|audio_prompt_end|>"
+    ),
     failure_id=3,  # only 0, go on, and 1, stop, are ever sampled
     # A preempted request does not resume: only the worker knows what it built positions
     # of, and a prompt that continues with outputs is longer than the one it built.

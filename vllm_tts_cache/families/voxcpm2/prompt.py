@@ -13,7 +13,7 @@ from typing import Any
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.prompts import MODE
-from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, REFERENCE
+from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD
@@ -33,6 +33,8 @@ class PromptBuilder(prompts.PromptBuilder):
             it.
     """
 
+    family = FAMILY
+
     def __init__(self, tokenizer: Any, split_map: dict[int, list[int]]):
         super().__init__(tokenizer)
         self._split_map = split_map
@@ -48,17 +50,6 @@ class PromptBuilder(prompts.PromptBuilder):
         total = count_positions(mode, num_ids=len(ids), num_positions=made)
         information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [ids]}
         return prompts.engine_prompt([1] * total, information)
-
-    @cached_property
-    def _control_tokens(self) -> list[str]:
-        """The special tokens, above all the one that begins a text.
-
-        The host removes one begin-of-text id when it counts positions, and one more
-        when it makes them. So a text that begins with that token would end the engine.
-        """
-        added = self._tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special}
-        return sorted(special.union(self._tokenizer.all_special_tokens))
 
     def _ids(self, text: str) -> list[int]:
         from vllm_omni.model_executor.models.voxcpm2.voxcpm2_talker import (

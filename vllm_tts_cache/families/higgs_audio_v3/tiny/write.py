@@ -29,18 +29,17 @@ _TALKER = tiny.TransformerSizes(
     hidden=128, intermediate=384, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32
 )
 
-# The first and the last are where the released tokenizer has them: the host's pipeline
-# stops at their ids.
+# As released: the host's pipeline stops at the ids of both ends.
 _CONTROL_IDS: dict[str, int] = {
     parts.END_OF_TEXT: 151_643,
     "<|im_start|>": 151_644,
     "<|im_end|>": 151_645,
-    "<|tts|>": 151_666,
-    "<|ref_text|>": 151_667,
-    "<|ref_audio|>": 151_668,
-    "<|text|>": 151_669,
+    "<|tts|>": 151_667,
     "<|audio|>": 151_670,
     "<|audio_end|>": 151_671,
+    "<|text|>": 151_672,
+    "<|ref_audio|>": 151_679,
+    "<|ref_text|>": 151_680,
 }
 
 _PROJECTION_STD = 0.08

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import write_tokenizer
-from vllm_tts_cache.families.omnivoice.family import TOKENIZER
-from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS
+from vllm_tts_cache.families.omnivoice.family import FAMILY, TOKENIZER
 from vllm_tts_cache.testing import tiny_checkpoint as tiny
 from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
@@ -42,7 +41,7 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
     """
     report("text tokenizer")
     end = parts.END_OF_TEXT
-    tokens = (end, *CONTROL_TOKENS)
+    tokens = (end, *FAMILY.control.names)
     ids = {token: _NUM_BYTES + place for place, token in enumerate(tokens)}
     parts.save_byte_tokenizer(directory, ids, end=end, pad=end)
     report("language model")

@@ -120,15 +120,15 @@ def _side_model(size: TransformerSizes) -> Json:
 
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
-# Where the model's code has them.
+# As released.
 CONTROL_IDS: dict[str, int] = {
     UNKNOWN: 0,
     BEGIN: 1,
     END: 2,
     "<|audio_start|>": 101,
     "<|audio_end|>": 102,
-    "<|ref_audio_start|>": 103,
-    "<|ref_audio_end|>": 104,
+    "<|audio_prompt_start|>": 103,
+    "<|audio_prompt_end|>": 104,
 }
 _SPACE = "▁"
 _WORDS = ("你好", "世界")
