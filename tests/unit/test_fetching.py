@@ -8,13 +8,14 @@ import subprocess
 import threading
 
 import pytest
-from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
-from tests.web import serving
+from tests.web import Answers, serving
+from vllm_tts_cache.entrypoints.serving import fetching
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
 from vllm_tts_cache.errors import InvalidAudioError
+from vllm_tts_cache.logs import ThrottledLog
 
 media, web = test_inline.media, test_inline.web
 store, clips = test_inline.store, test_inline.clips
@@ -72,29 +73,55 @@ async def test_a_redirect_stays_within_the_allowed_domains(clips, web):
             clip = {"Location": f"{web}/clip.wav"}
             allowed.answers["GET", "/c.wav"] = 302, clip, b""
             told = await refusal(clips, connection, url)
-    assert "127.0.0.1, which is none of the allowed domains (localhost)" in told
+    assert told.endswith(": it leads to none of the allowed domains (localhost)")
     assert test_inline.CountingHandler.fetched == []
 
 
 async def test_of_servers_inside_neither_port_nor_status_is_told(
     clips, web, connection, monkeypatch
 ):
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    """By an answer's time neither: what is not there is asked for again, too."""
+    monkeypatch.setattr(fetching, "_RETRY_SECONDS", 0.01)
     asked = (web, "http://127.0.0.1:9", web.replace("http:", "https:"))
     told = {await refusal(clips, connection, url) for url in asked}
     assert len(told) == 1
     assert told.pop().endswith("cannot be fetched: its server does not give it")
+    assert len(test_inline.CountingHandler.fetched) == 3
+
+
+async def test_where_the_host_fetches_itself_it_tells_no_more(web, plain):
+    """A ValueError is a 400 of its own; of others it shows what they say in a 500."""
+    connector = MediaConnector(connection=plain)
+    with pytest.raises(ValueError) as refused:
+        await connector.fetch_audio_async(f"{web}/c.wav")
+    assert str(refused.value).endswith("its URL cannot be fetched: HTTP 404 error")
+    with pytest.raises(NotImplementedError):
+        connector.fetch_audio(f"{web}/c.wav")
 
 
 async def test_what_is_fetched_again_is_logged_without_its_url(
-    clips, caplog, connection
+    clips, caplog, connection, monkeypatch
 ):
+    monkeypatch.setattr(fetching, "throttled", ThrottledLog())
     with serving() as busy:
         busy.answers["GET", "/c.wav"] = 503, {}, b"SlowDown"
         await refusal(clips, connection, busy.url)
     assert len(busy.sent) > 1
     (line,) = {record.getMessage() for record in caplog.records}
     assert line == "Fetching a reference again after ClientResponseError"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_of_a_proxy_one_text_is_told(clips, monkeypatch, scheme):
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    told = set()
+    with serving() as proxy:
+        for url in (proxy.url, "http://127.0.0.1:9", "http://proxy.invalid"):
+            monkeypatch.setenv(f"{scheme}_proxy", url)
+            async with connected() as connection:
+                told.add(await refusal(clips, connection, f"{scheme}://voices.example"))
+    assert len(told) == 1
+    assert told.pop().endswith("fetched: the proxy of this server does not give it")
 
 
 async def test_a_proxy_may_be_inside_and_leads_nobody_inside(clips, monkeypatch):
@@ -133,15 +160,14 @@ async def test_a_clip_is_fetched_by_the_name_of_its_host(clips, web, connection)
     assert clip.num_samples == 48_000
 
 
-async def test_a_name_that_is_not_there_is_the_callers_mistake(clips, monkeypatch):
+async def test_a_name_that_is_not_there_is_told_as_one_inside(clips, monkeypatch):
     def fail(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
     async with connected() as connection:
-        told = await refusal(clips, connection, "http://absent.example")
-    assert "no such name" in told
+        inside = await refusal(clips, connection, "http://localhost")
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        assert await refusal(clips, connection, "http://absent.example") == inside
 
 
 @contextlib.contextmanager
@@ -164,11 +190,11 @@ def tls_server(tmp_path, *options, max_version=None):
 
 
 @pytest.fixture
-async def plain():
-    """The host's own connection, which reaches a server here as if it were public."""
-    connection = HTTPConnection()
-    yield connection
-    await (await connection.get_async_client()).close()
+async def plain(monkeypatch):
+    """A connection that reaches a server here as if it were public."""
+    monkeypatch.setattr(fetching, "_is_public", lambda _ip: True)
+    async with connected() as made:
+        yield made
 
 
 async def refusal(clips, connection, url):
@@ -209,6 +235,34 @@ async def test_a_server_without_tls_and_one_of_an_old_kind_are_told_apart(
     assert "agree on no TLS (TLSV1_ALERT_PROTOCOL_VERSION)" in told
 
 
-async def test_what_is_not_there_is_named_without_another_apis_field(clips, web, plain):
-    told = await refusal(clips, plain, web)
-    assert "HTTP 404" in told and "image_url" not in told
+async def test_of_what_a_redirect_leads_to_its_status_at_most_is_told(
+    clips, web, plain, monkeypatch
+):
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    for there, expected in (
+        (f"{web}/key-7", "HTTP 404 error"),
+        ("http://127.0.0.1:9/key-7", "its server cannot be reached, or breaks off"),
+        ("ftp://inside.example/key-7", "it leads to what is no HTTP address"),
+        ("http://[::7/key-7", "it leads to what is no HTTP address"),
+    ):
+        with serving() as site:
+            site.answers["GET", "/c.wav"] = 302, {"Location": there}, b""
+            told = await refusal(clips, plain, site.url)
+        assert told.endswith(f" cannot be fetched: {expected}")
+
+
+@pytest.mark.parametrize("num_interim", [5, 1_000])
+async def test_interim_answers_without_end_are_not_waited_for(
+    clips, plain, monkeypatch, num_interim
+):
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    monkeypatch.setattr(Answers, "protocol_version", "HTTP/1.1")
+    wav = test_inline.wav()
+    interim = b"HTTP/1.1 102 Processing\r\n\r\n" * num_interim
+    last = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(wav)
+    with serving() as site:
+        site.answers["GET", "/c.wav"] = 102, {}, interim + last + wav
+        if num_interim == 5:
+            assert await clips.resolve(f"{site.url}/c.wav", through(plain))
+        else:
+            assert "breaks off" in await refusal(clips, plain, site.url)

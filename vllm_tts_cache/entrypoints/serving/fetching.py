@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import aiohttp
 from vllm import envs
-from vllm.connections import HTTPConnection
-from vllm.exceptions import VLLMError
+from vllm.connections import HTTPConnection, MediaDownloadSizeExceededError
+from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.media.base import MediaIO
 
@@ -28,25 +28,50 @@ throttled = ThrottledLog()
 
 NUM_NAME_THREADS = 16
 _RETRY_SECONDS = 1.0
+_MAX_INTERIM = 16
 _UNICAST, _NAT64 = IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96")
-# Python takes these for global; the metadata of two clouds are there.
-_INSIDE = IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16")
+# Python takes these for global; the metadata of two clouds are in the first two.
+_INSIDE = [*map(IPv4Network, ("192.0.0.0/24", "168.63.129.16", "224.0.0.0/4"))]
 # A proxy that the environment names is the operator's, wherever it is.
 _is_to_proxy: ContextVar[bool] = ContextVar("_is_to_proxy", default=False)
 _MAX_REASON_CHARS = 500  # of the host, which quotes what it was given
 
 
-class NotPublicError(OSError):
-    """An address is of a machine inside, and no setting names its network."""
+class NotPublicError(socket.gaierror):
+    """No setting names this network inside, which is as if the name did not exist."""
+
+
+class NotFetchedError(InvalidAudioError, VLLMValidationError, ValueError):
+    """What is behind a URL cannot be had; the host answers with this text, as we do."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"its URL cannot be fetched: {reason}")
+
+
+class _Answer(aiohttp.ClientResponse):
+    """An answer behind few interim ones, which a server may send without end."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        protocol, left = connection.protocol, iter(range(_MAX_INTERIM))
+        read = protocol.read
+
+        async def read_few() -> Any:
+            if next(left, None) is None:
+                raise aiohttp.ClientConnectionError("too many interim answers")
+            return await read()
+
+        protocol.read = read_few
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.read
 
 
 class FetchConnection(HTTPConnection):
     """The host's connection, which strangers' URLs lead to the public internet only.
 
-    Where no name server answers, a look-up goes on for seconds after its client has
-    left. The host's event loop would look up two names at a time and queue all others;
-    asyncio's would use the default pool, in which the host waits for its workers. So
-    names are looked up in bounded threads of its own.
+    Names are looked up in bounded threads of its own: where no name server answers, a
+    look-up goes on after its client has left, and the host needs the default pool.
 
     Args:
         max_waiting: Names that may wait for a thread.
@@ -79,25 +104,61 @@ class FetchConnection(HTTPConnection):
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),  # a cookie is one tenant's
                 middlewares=(self._check_hop,),
+                response_class=_Answer,
             )
             # The environment names a proxy; the operator's .netrc is no tenant's.
             cast(Any, self._async_client)._get_netrc_auth = lambda _host: None
         return self._async_client
 
+    def get_sync_client(self) -> Any:
+        """Refuse what is fetched without the event loop, and would be unchecked."""
+        raise NotImplementedError("references are fetched by async_get_bytes")
+
     async def async_get_bytes(self, url: str, **options: Any) -> bytes:
-        """Fetch as the host does, whose log would show URLs with their signatures."""
+        """Fetch as the host does, whose log and errors would show URLs.
+
+        Raises: NotFetchedError, ServerBusyError.
+        """
         get = unwrap(HTTPConnection.async_get_bytes)
-        for seconds in (_RETRY_SECONDS,) * (envs.VLLM_MEDIA_FETCH_MAX_RETRIES - 1):
+        num_left = envs.VLLM_MEDIA_FETCH_MAX_RETRIES
+        while True:
+            _is_to_proxy.set(False)
             try:
                 return await get(self, url, **options)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as exc:
-                is_final = isinstance(exc, ValueError) or _is_inside(exc)
-                if is_final or getattr(exc, "status", 500) < 500:
-                    raise
+            except TTSCacheError:
+                raise
+            except Exception as exc:
+                num_left -= 1
+                if num_left <= 0 or not self._may_pass(exc):
+                    raise NotFetchedError(self._reason_of(exc)) from exc
                 cause = type(exc).__name__
                 throttled.warn_of(cause, "Fetching a reference again after %s", cause)
-            await asyncio.sleep(seconds)
-        return await get(self, url, **options)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Tell whether another attempt may succeed, or time would tell a status."""
+        for each in _causes(error):
+            if isinstance(each, socket.gaierror):
+                return each.errno == socket.EAI_AGAIN
+        is_final = isinstance(error, ValueError) or getattr(error, "status", 500) < 500
+        return bool(self.networks) or not is_final
+
+    def _reason_of(self, error: Exception) -> str:
+        """Say why a reference was not fetched, and nothing of the network inside."""
+        causes, is_by_proxy = [*_causes(error)], _is_to_proxy.get()
+        for each in causes:
+            if isinstance(each, NotPublicError if is_by_proxy else socket.gaierror):
+                return (
+                    "its host has no public address. Send the clip as a data URL, or "
+                    "register it; who runs this server can name the host's network "
+                    "(SPEAKER_CACHE_FETCH_NETWORKS)"
+                )
+        if is_by_proxy:
+            return "the proxy of this server does not give it"
+        if self.networks:
+            # The server may be inside: which of its ports answer, and how, is not told.
+            return "its server does not give it"
+        return _public_reason(error, causes)
 
     async def _check_hop(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
@@ -105,9 +166,9 @@ class FetchConnection(HTTPConnection):
         """Send a request, or one that a redirect leads to, if it may go there."""
         host = request.url.raw_host or ""
         if self.domains and host not in self.domains:
-            raise InvalidAudioError(
-                f"its URL leads to {host}, which is none of the allowed domains "
-                f"({', '.join(self.domains)})"
+            allowed = ", ".join(self.domains)
+            raise NotFetchedError(
+                f"it leads to none of the allowed domains ({allowed})"
             )
         _is_to_proxy.set(request.proxy is not None)
         if request.proxy is not None and not self._may_be_named(host):
@@ -150,46 +211,33 @@ class FetchConnection(HTTPConnection):
 
 def _is_public(ip: IPv4Address | IPv6Address) -> bool:
     if isinstance(ip, IPv4Address):
-        is_special = ip.is_multicast or any(ip in network for network in _INSIDE)
-        return ip.is_global and not is_special
+        return ip.is_global and not any(ip in network for network in _INSIDE)
     # Tunnels to addresses of IPv4 are not needed to reach anybody.
     is_tunnel = ip.sixtofour is not None or ip.teredo is not None
     return ip in _UNICAST and ip.is_global and not is_tunnel
 
 
-def _is_inside(error: BaseException) -> bool:
-    return any(isinstance(each, NotPublicError) for each in _causes(error))
-
-
-def reason_of(error: Exception, connection: HTTPConnection) -> str:
-    """Say why a reference was not fetched, and nothing of the network inside.
-
-    The host calls a certificate that is not trusted an invalid URL, and its message
-    names a field of another API (``image_url``).
-    """
-    if _is_inside(error):
-        return (
-            "its host has no public address. Send the clip as a data URL, or register "
-            "it; who runs this server can name the host's network "
-            "(SPEAKER_CACHE_FETCH_NETWORKS)"
-        )
-    if isinstance(connection, FetchConnection) and connection.networks:
-        # The server may be inside: which of its ports answer, and how, is not told.
-        return "its server does not give it"
-    for each in _causes(error):
+def _public_reason(error: Exception, causes: Sequence[BaseException]) -> str:
+    for each in causes:
         if isinstance(each, ssl.SSLCertVerificationError):
             return (
                 "the certificate of its server is not trusted "
-                f"({each.verify_message.rstrip('.')}). Send the clip as a data URL, or "
-                "register it; who runs this server can trust the certificate "
-                "(SSL_CERT_FILE)"
+                f"({each.verify_message.rstrip('.')}). Send the clip as a data "
+                "URL, or register it; who runs this server can trust the "
+                "certificate (SSL_CERT_FILE)"
             )
         if isinstance(each, ssl.SSLError):
             if each.reason == "WRONG_VERSION_NUMBER":
                 return "its server speaks no TLS at that port. Try http:// instead"
             return f"its server and this one agree on no TLS ({each.reason})"
-    reason = error.args[0] if isinstance(error, VLLMError) else error
-    return str(reason)[:_MAX_REASON_CHARS]
+    match error:  # texts of aiohttp name addresses, also those of redirects
+        case aiohttp.ClientResponseError():
+            return f"HTTP {error.status} error"
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return "it leads to what is no HTTP address"
+        case VLLMError() | MediaDownloadSizeExceededError():
+            return str(error.args[0])
+    return "its server cannot be reached, or breaks off"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -200,10 +248,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def fetch_audio(connector: MediaConnector, url: str) -> bytes:
-    """Fetch a file, within the host's limit of time and ours of bytes.
-
-    The connector decides what may be fetched: the host's allowed media domains and its
-    allowed local media path hold here as well.
+    """Fetch a file that the connector allows, within the host's time and our bytes.
 
     Raises: InvalidAudioError.
     """
@@ -215,15 +260,12 @@ async def fetch_audio(connector: MediaConnector, url: str) -> bytes:
     except TTSCacheError:
         raise
     except asyncio.TimeoutError as exc:
-        raise InvalidAudioError(
-            f"its URL cannot be fetched: it took longer than {seconds:g} s "
-            "(VLLM_AUDIO_FETCH_TIMEOUT)"
+        raise NotFetchedError(
+            f"it took longer than {seconds:g} s (VLLM_AUDIO_FETCH_TIMEOUT)"
         ) from exc
     except Exception as exc:
-        # A URL that is not allowed, not there or too slow is the caller's to mend,
-        # and the host's reasons come in many classes.
-        reason = reason_of(exc, connector.connection)
-        raise InvalidAudioError(f"its URL cannot be fetched: {reason}") from exc
+        # It is not allowed: the host's reasons come in many classes.
+        raise NotFetchedError(str(exc)[:_MAX_REASON_CHARS]) from exc
 
 
 class _FileIO(MediaIO[bytes]):
