@@ -120,11 +120,13 @@ def as_the_runner_says(name, num_computed, prompt_len) -> dict[str, Any]:
     }
 
 
-def merge(buffer, update):
-    """As it keeps what a request's `preprocess` gives it."""
+def merge(buffer, update, resident=(), part=None):
+    """As it keeps what a request's `preprocess` gives it: some of it on the device."""
     for name, value in update.items():
         if isinstance(value, dict):
-            merge(buffer.setdefault(name, {}), value)
+            merge(buffer.setdefault(name, {}), value, resident, name)
+        elif torch.is_tensor(value) and (part, name) not in resident:
+            buffer[name] = value.cpu()
         else:
             buffer[name] = value
 
@@ -133,13 +135,14 @@ def merge(buffer, update):
 def prefill(preprocess, ids, info, *, chunk=None, start=0, name="request"):
     """The rows of a prompt from ``start`` on, and what the request has kept then."""
     parts, buffer = [], dict(info)
+    resident = getattr(preprocess.__self__, "gpu_resident_buffer_keys", ())
     while start < len(ids):
         span = ids[start : start + (chunk or len(ids))]
         told = {**buffer, **as_the_runner_says(name, start, len(ids))}
         given, rows, update = preprocess(span, None, **told)
         assert len(given) == len(rows) == len(span)
         parts.append(rows)
-        merge(buffer, update)
+        merge(buffer, update, resident)
         start += len(span)
     return torch.cat(parts), buffer
 

@@ -44,8 +44,8 @@ def encoded(encoder, given=CLIP):
     return {name: array.tobytes() for name, array in arrays.items()}
 
 
-def all_encoded(encoders):
-    return {name: encoded(encoder) for name, encoder in encoders.items()}
+def all_encoded(encoders, given=CLIP):
+    return {name: encoded(encoder, given) for name, encoder in encoders.items()}
 
 
 @every_case

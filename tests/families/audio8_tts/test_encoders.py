@@ -9,6 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from vllm_omni.model_executor.models.audio8_tts import codec_utils
 from vllm_omni.model_executor.models.audio8_tts.codec import build_arktts_codec
 
+from benchmarks.gpu_check.other_device import another_device
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.audio8_tts.encoders import load_reference_encoders
@@ -79,3 +80,13 @@ def test_sizes_that_are_none_are_refused(own_checkpoint, size):
     torch.save({"weight": torch.zeros(3)}, own_checkpoint / "codec.pth")
     with pytest.raises(CheckpointError, match="positive integers"):
         load_reference_encoders(own_checkpoint, CPU)
+
+
+@pytest.mark.long
+def test_it_encodes_where_it_was_loaded_to(whole_checkpoint):
+    noise = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
+    clip = ReferenceAudio.of(0.1 * noise, 24_000)
+    expected = load_reference_encoders(whole_checkpoint, CPU)["codec"].encode(clip)
+    with another_device() as device:
+        made = load_reference_encoders(whole_checkpoint, device)["codec"].encode(clip)
+    np.testing.assert_array_equal(made["codes"], expected["codes"])

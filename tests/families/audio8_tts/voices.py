@@ -50,6 +50,7 @@ def stand_in(directory):
         nn.init.normal_(table.weight, generator=generator)
         table.weight.requires_grad_(False)
     talker.model = SimpleNamespace(embed_input_ids=words)
+    talker.words = words  # so that it is moved with the talker
     talker.codebook_embeddings = codes
     talker._num_codebooks, talker._codebook_size = NUM_CODEBOOKS, CODEBOOK
     talker._semantic_begin_id, talker._semantic_end_id = FIRST, LAST

@@ -20,6 +20,7 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
     build_breeze_prompt,
 )
 
+from benchmarks.gpu_check.other_device import another_device, move
 from tests.families.breeze_tts_2.case import Tokenizer, host_encoder
 from tests.families.runner import UNKNOWN, StoredVoice, clip_of, remember
 from tests.in_process_workers import worker_speakers
@@ -42,10 +43,10 @@ class Texts:
     """In the place of a captured text encoder."""
 
     def __init__(self, table):
-        self._table = table
+        self.table = table
 
     def run_batch(self, prompts):
-        return [self._table(ids) for ids in prompts]
+        return [self.table(ids.to(self.table.weight.device)) for ids in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +115,9 @@ def our_info(request_id, audio, ref, **changed):
     return {**told, "global_request_id": [request_id], **changed}
 
 
-def preprocess(talker, infos, *, by: Any = CachedBreezeTalker):
+def preprocess(talker, infos, *, by: Any = CachedBreezeTalker, device=CPU):
     by.preprocess_batch(
-        talker, req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
+        talker, req_ids=list(infos), model_intermediate_buffer=infos, device=device
     )
 
 
@@ -138,6 +139,18 @@ def test_what_requests_begin_with_is_the_hosts(talker, clips):
     for rows, (audio, _), info in zip(made, clips, ours.values(), strict=True):
         assert torch.equal(rows, as_the_host(talker, audio))
         assert "reference_waveform" not in info
+
+
+def test_on_another_device_they_are_the_same(talker, clips):
+    (expected,) = prepared(talker, {"r": our_info("r", *clips[0])})
+    with another_device() as device:
+        words = talker._text_graphs[1, 32].table
+        for part in (talker, talker.depth_decoder.embed_tokens, words):
+            move(part)
+        (made,) = prepared(talker, {"r": our_info("r", *clips[0])}, device=device)
+        assert "r" not in talker._failed_requests
+        assert made.device == device
+        assert torch.equal(made.cpu(), expected)
 
 
 def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(talker, clips, monkeypatch):

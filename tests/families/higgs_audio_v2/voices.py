@@ -38,12 +38,12 @@ def rows_of(talker, spans, begins, infos, request_ids=("one", "other", "third"))
     if (begin_step := getattr(talker, "update_decode_step_metadata", None)) is not None:
         begin_step(
             input_ids=ids,
-            omni_query_start_loc=torch.tensor(ends, dtype=torch.int32),
+            omni_query_start_loc=torch.tensor(ends, dtype=torch.int32).to(ids.device),
             req_ids=list(request_ids[: len(spans)]),
         )
     positions = torch.cat(
         [torch.arange(b, b + len(s)) for b, s in zip(begins, spans, strict=True)]
-    )
+    ).to(ids.device)
     computed = []
 
     class Seen(Exception):

@@ -24,10 +24,10 @@ SPOKEN = "What is said in the reference."
 
 def begin_step(talker, spans, request_ids):
     """What the runner says of a step before it is computed."""
-    ends = np.cumsum([0, *(len(ids) for ids in spans)])
+    ends, ids = np.cumsum([0, *(len(ids) for ids in spans)]), torch.cat(list(spans))
     talker.update_decode_step_metadata(
-        input_ids=torch.cat(list(spans)),
-        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32),
+        input_ids=ids,
+        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32).to(ids.device),
         req_ids=list(request_ids),
     )
 
@@ -61,9 +61,8 @@ class Bench:
             computed.append(rows.clone()) or rows
         )
         try:
-            self.talker.forward(
-                torch.cat(spans), torch.cat(places), model_intermediate_buffer=[*infos]
-            )
+            ids, positions = torch.cat(spans), torch.cat(places).to(spans[0].device)
+            self.talker.forward(ids, positions, model_intermediate_buffer=[*infos])
         finally:
             self.talker._run_qwen3_layers_mlp_graph = run
         (rows,) = computed

@@ -14,6 +14,7 @@ import torch
 from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import OmniVoicePipeline
 from vllm_omni.errors import OmniClientError
 
+from benchmarks.gpu_check.other_device import another_device
 from tests.audio_clips import voiced
 from tests.families.runner import ABSENT, UNKNOWN, StoredVoice
 from tests.real_pipeline import batch, one_step_at_a_time
@@ -98,6 +99,16 @@ def test_speech_by_address_is_the_hosts_by_waveform(pipeline, voice, more):
     assert torch.equal(one.audio_mask, other.audio_mask)
     assert (one.cond_len, one.target_len) == (other.cond_len, other.target_len)
     assert torch.equal(audio(pipeline, mine), audio(pipeline, theirs))
+
+
+def test_on_another_device_its_input_is_the_same(pipeline, voice, monkeypatch):
+    expected = pipeline._prepare_request_input(ours(voice), {})
+    with another_device() as device:
+        monkeypatch.setattr(pipeline, "device", device)
+        made = pipeline._prepare_request_input(ours(voice), {})
+        for name in ("input_ids", "audio_mask"):
+            assert getattr(made, name).device == device
+            assert torch.equal(getattr(made, name).cpu(), getattr(expected, name))
 
 
 def test_no_reference_is_encoded_while_a_batch_is_computed(
