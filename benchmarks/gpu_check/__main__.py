@@ -19,7 +19,6 @@ Example:
 """
 
 import argparse
-import importlib.util
 import json
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from rich.progress import Progress
 from benchmarks import machine
 from benchmarks.gpu_check.checks import CHECKS, Subject
 from benchmarks.gpu_check.findings import Finding, Verdict, table
-from benchmarks.gpu_check.without_vllm import use_without_vllm
+from benchmarks.gpu_check.without_vllm import use_without_vllm, vllm_works
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
@@ -50,11 +49,11 @@ CPU = torch.device("cpu")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check and tell; 0 if no check fails, or none could be made."""
     given = _parser().parse_args(arguments)
-    if importlib.util.find_spec("vllm") is None:
-        use_without_vllm()
     if (reason := why_not(given.device)) is not None:
         print(f"skipped: {reason}")
         return 0
+    if not vllm_works():
+        use_without_vllm()
     device = _with_index(torch.device(given.device))
     torch.set_num_threads(1)  # as the encode thread has; more encode without slices
     with _checkpoints(given) as checkpoints:

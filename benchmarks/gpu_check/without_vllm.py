@@ -7,6 +7,7 @@ host's packages to their folders, so that none of their `__init__` runs. What an
 computes with is the host's own; anything else is of no use then.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -87,11 +88,24 @@ class _InertVllm(MetaPathFinder, Loader):
         del module
 
 
+def vllm_works() -> bool:
+    """Whether vLLM can be imported here, and vLLM-Omni beside it."""
+    try:
+        for name in ("vllm", "vllm_omni"):
+            importlib.import_module(name)
+    except Exception:  # noqa: BLE001  a build for another torch raises anything
+        return False
+    return True
+
+
 def use_without_vllm() -> None:
     """Make the host's networks importable; call it before the first import of any.
 
     Raises: ModuleNotFoundError if vLLM-Omni's files are not installed.
     """
+    for name in list(sys.modules):  # what an import that failed has left
+        if name.partition(".")[0] in ("vllm", "vllm_omni"):
+            del sys.modules[name]
     found = importlib.util.find_spec("vllm_omni")
     if found is None or found.submodule_search_locations is None:
         raise ModuleNotFoundError("vllm_omni is not installed: pip install --no-deps")
