@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,7 +25,7 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 
@@ -123,6 +124,15 @@ class WeightBuilder:
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{self._prefix}{name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def shapes_of(
+    network: Callable[[Any], nn.Module], config: object
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a class's tensors, by the names in its state dict."""
+    with torch.device("meta"):
+        state = network(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 # Adds a tensor to a builder, by its name there and its shape.

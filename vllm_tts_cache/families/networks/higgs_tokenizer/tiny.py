@@ -69,10 +69,9 @@ def add_tokenizer(weights: WeightBuilder, config: Json) -> None:
     """Add encoder and decoder, by the names and shapes that transformers has."""
     from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 
-    with torch.device("meta"):
-        model = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**config))
+    tokenizer = HiggsAudioV2TokenizerConfig(**config)
+    shapes = parts.shapes_of(HiggsAudioV2TokenizerModel, tokenizer)
     hidden = config["semantic_model_config"]["hidden_size"]
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     shapes["semantic_model.masked_spec_embed"] = (hidden,)  # released files have it
 
     def add_norm_of_positions(to: WeightBuilder, name: str, shape: Any) -> None:

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
@@ -38,9 +37,7 @@ def add_speaker_encoder(weights: WeightBuilder, config: Json) -> None:
         ECAPA_TimeDelayNet,
     )
 
-    with torch.device("meta"):
-        network = ECAPA_TimeDelayNet(Qwen2_5OmniDiTConfig(**config))
-    shapes = {name: tuple(t.shape) for name, t in network.state_dict().items()}
+    shapes = parts.shapes_of(ECAPA_TimeDelayNet, Qwen2_5OmniDiTConfig(**config))
     parts.add_all(weights.under("speaker_encoder"), shapes, _SPEAKER_RULES)
 
 
@@ -48,13 +45,8 @@ def add_codec_encoder(weights: WeightBuilder, config: Json) -> None:
     """Add everything below ``encoder.``: what Mimi has, without its decoder."""
     from transformers import MimiConfig, MimiModel
 
-    with torch.device("meta"):
-        network = MimiModel(MimiConfig(**config))
-    shapes = {
-        name: tuple(tensor.shape)
-        for name, tensor in network.state_dict().items()
-        if not re.match("decoder|upsample", name)
-    }
+    shapes = parts.shapes_of(MimiModel, MimiConfig(**config))
+    shapes = {n: s for n, s in shapes.items() if not re.match("decoder|upsample", n)}
     parts.add_all(weights.under("encoder"), shapes, _ENCODER_RULES)
 
 
@@ -87,78 +79,58 @@ _ENCODER_RULES: dict[str, parts.Draw] = {
 }
 
 
-def add_codec_decoder(weights: WeightBuilder, size: sizes.CodecDecoderSizes) -> None:
-    """Add everything below ``decoder.``."""
+def add_codec_decoder(weights: WeightBuilder, config: Json) -> None:
+    """Add everything below ``decoder.``: Qwen3-Omni's, with other layers before it."""
+    from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+        Qwen3OmniMoeCode2WavConfig,
+    )
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+        Qwen3OmniMoeCode2Wav,
+    )
+
     decoder = weights.under("decoder")
-    _add_quantizer(decoder.under("quantizer.rvq_first"), size, 1)
-    _add_quantizer(decoder.under("quantizer.rvq_rest"), size, sizes.NUM_CODEBOOKS - 1)
-    decoder.conv("pre_conv.conv", (size.latent_dim, size.codebook_dim, 3))
-    _add_transformer(decoder.under("pre_transformer"), size)
-    for index, factor in enumerate(size.upsampling_ratios):
-        stage = decoder.under(f"upsample.{index}")
-        _add_transposed(stage, "0", (size.latent_dim, size.latent_dim), factor, factor)
-        parts.add_convnext(stage.under("1"), size.latent_dim, _LAYER_SCALE)
-    _add_synthesis(decoder.under("decoder"), size)
+    shapes = parts.shapes_of(Qwen3OmniMoeCode2Wav, Qwen3OmniMoeCode2WavConfig(**config))
+    del shapes["code_embedding.weight"]
+    parts.add_all(decoder, shapes, _DECODER_RULES)
+    inputs, latent, hidden = (
+        config[name] for name in ("codebook_dim", "latent_dim", "hidden_size")
+    )
+    _add_quantizer(decoder.under("quantizer.rvq_first"), inputs, 1)
+    _add_quantizer(decoder.under("quantizer.rvq_rest"), inputs, sizes.NUM_CODEBOOKS - 1)
+    decoder.conv("pre_conv.conv", (latent, inputs, 3))
+    decoder.linear("pre_transformer.input_proj", latent, hidden)
+    decoder.linear("pre_transformer.output_proj", hidden, latent)
 
 
-def _add_quantizer(
-    quantizer: WeightBuilder, size: sizes.CodecDecoderSizes, num_books: int
-) -> None:
-    dim = size.codebook_dim // 2
-    quantizer.projection("input_proj.weight", (dim, size.codebook_dim, 1))
+def _add_quantizer(quantizer: WeightBuilder, width: int, num_books: int) -> None:
+    dim = width // 2
+    quantizer.projection("input_proj.weight", (dim, width, 1))
     gain = 1 / math.sqrt(num_books)
-    quantizer.projection("output_proj.weight", (size.codebook_dim, dim, 1), gain)
+    quantizer.projection("output_proj.weight", (width, dim, 1), gain)
     for book in range(num_books):
         codebook = quantizer.under(f"vq.layers.{book}._codebook")
         codebook.fill("cluster_usage", (sizes.CODEBOOK_SIZE,), 1.0)
         codebook.normal("embedding_sum", (sizes.CODEBOOK_SIZE, dim), 1.0)
 
 
-def _add_transformer(model: WeightBuilder, size: sizes.CodecDecoderSizes) -> None:
-    inner = size.transformer
-    model.linear("input_proj", size.latent_dim, inner.hidden)
-    model.linear("output_proj", inner.hidden, size.latent_dim)
-    parts.add_layers(model, inner, parts.projected())
-    for index in range(inner.num_layers):
-        for part in ("self_attn_layer_scale", "mlp_layer_scale"):
-            name = f"layers.{index}.{part}.scale"
-            model.fill(name, (inner.hidden,), _LAYER_SCALE)
+def _transposed(num_taps: int) -> parts.Draw:
+    """Return a `Draw` of a transposed convolution ``(in, out, kernel)``.
+
+    ``num_taps``, its kernel over its stride, taps of each input meet in an output.
+    """
+    return lambda weights, name, shape: weights.normal(
+        name, shape, 1 / math.sqrt(shape[0] * num_taps)
+    )
 
 
-def _add_synthesis(decoder: WeightBuilder, size: sizes.CodecDecoderSizes) -> None:
-    """Add stages from latents to samples; each upsamples and halves the width."""
-    width = size.decoder_dim
-    decoder.conv("0.conv", (width, size.latent_dim, 7))
-    for index, rate in enumerate(size.upsample_rates, start=1):
-        stage = decoder.under(f"{index}.block")
-        _add_snake(stage, "0", width)
-        _add_transposed(stage, "1", (width, width // 2), 2 * rate, rate)
-        width //= 2
-        for unit in (2, 3, 4):
-            _add_residual_unit(stage.under(str(unit)), width)
-    last = len(size.upsample_rates) + 1
-    _add_snake(decoder, str(last), width)
+_DECODER_RULES: dict[str, parts.Draw] = {
+    "(bias|alpha|beta)$": parts.constant(0.0),
+    r"norm\.weight$": parts.constant(1.0),
+    "(layer_scale|gamma)": parts.constant(_LAYER_SCALE),
+    r"^upsample\.\d\.0\.": _transposed(1),
+    r"block\.1\.conv\.": _transposed(2),
+    r"conv\d\.conv\.": parts.projected(0.5),  # of residual units
     # Centred, because the activations before it are never negative: no offset.
-    decoder.centred(f"{last + 1}.conv.weight", (1, width, 7), _OUTPUT_GAIN)
-    decoder.fill(f"{last + 1}.conv.bias", (1,), 0.0)
-
-
-def _add_residual_unit(unit: WeightBuilder, width: int) -> None:
-    _add_snake(unit, "act1", width)
-    unit.conv("conv1.conv", (width, width, 7), 0.5)
-    _add_snake(unit, "act2", width)
-    unit.conv("conv2.conv", (width, width, 1), 0.5)
-
-
-def _add_snake(weights: WeightBuilder, name: str, width: int) -> None:
-    for parameter in ("alpha", "beta"):
-        weights.fill(f"{name}.{parameter}", (width,), 0.0)
-
-
-def _add_transposed(
-    weights: WeightBuilder, name: str, widths: tuple[int, int], kernel: int, stride: int
-) -> None:
-    """Add a transposed convolution; ``kernel / stride`` inputs meet in an output."""
-    std = 1 / math.sqrt(widths[0] * kernel / stride)
-    weights.normal(f"{name}.conv.weight", (*widths, kernel), std)
-    weights.fill(f"{name}.conv.bias", widths[1:], 0.0)
+    r"^decoder\.[1-9]\.conv\.": parts.centred(_OUTPUT_GAIN),
+    "": parts.projected(),
+}

@@ -35,7 +35,7 @@ def write(directory: Path, options: sizes.CheckpointOptions, report: Report) -> 
     weights = WeightBuilder(options.seed)
     config = configs.speech_tokenizer_config(options.encoders, options.decoder)
     encoder_weights.add_codec_encoder(weights, config["encoder_config"])
-    encoder_weights.add_codec_decoder(weights, options.decoder)
+    encoder_weights.add_codec_decoder(weights, config["decoder_config"])
     parts.save_weights(codec / "model.safetensors", weights.tensors, torch.float32)
     parts.save_json(codec / "config.json", config)
     parts.save_json(codec / "preprocessor_config.json", configs.AUDIO_PREPROCESSOR)
