@@ -20,6 +20,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.layers import Snake
 from vllm_tts_cache.families.fish_speech import codec
 from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.networks.dac import encoder as dac
+from vllm_tts_cache.families.networks.parts import Snake
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
@@ -40,26 +41,6 @@ _BYTES_PER_SECOND = 4 * 1024**2
 SLICE_SECONDS = 1.0
 
 
-class Snake(nn.Module):
-    """The host's activation with the same bits, and without TorchScript.
-
-    On a GPU torch fuses a scripted function after its first runs, for some lengths, and
-    then rounds differently: a clip's codes would depend on what the process encoded
-    before.
-    """
-
-    def __init__(self, alpha: nn.Parameter):
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the square of a sine, of a frequency per channel."""
-        wave = torch.sin(self.alpha * x)
-        # In place, as each result would be one of the largest tensors.
-        wave.mul_(wave).mul_((self.alpha + 1e-9).reciprocal())
-        return wave.add_(x)
-
-
 class SlicedEncoder(nn.Module):
     """Computes the encoder's latents; layers before its transformer run in slices."""
 
@@ -68,7 +49,9 @@ class SlicedEncoder(nn.Module):
         for module in list(encoder.modules()):
             for name, child in module.named_children():
                 if isinstance(child, Snake1d):
-                    setattr(module, name, Snake(child.alpha))
+                    snake = Snake(child.alpha.numel())
+                    snake.alpha = child.alpha
+                    setattr(module, name, snake)
         layers = list(_flat(encoder.block))
         around = dac_modules.WindowLimitedTransformer
         places = (n for n, layer in enumerate(layers) if isinstance(layer, around))

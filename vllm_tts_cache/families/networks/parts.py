@@ -7,7 +7,12 @@ from torch import Tensor, nn
 
 
 class Snake(nn.Module):
-    """An activation that adds the square of a sine, with a frequency per channel."""
+    """An activation that adds the square of a sine, with a frequency per channel.
+
+    Official ones are TorchScript. On a GPU torch fuses a scripted function after its
+    first runs, for some lengths, and then rounds differently: a clip's codes would
+    depend on what the process encoded before.
+    """
 
     def __init__(self, width: int):
         super().__init__()

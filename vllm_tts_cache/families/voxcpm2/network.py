@@ -1,8 +1,7 @@
 """The encoder of VoxCPM2's AudioVAE: samples to the means of its latents.
 
 It needs no package, so an upgrade of the official one encodes no voice again. The
-package's activation is TorchScript, which torch may fuse on a GPU after its first runs,
-and which then rounds differently; here every run of a clip is the same.
+package's activation is TorchScript; with `Snake` every run of a clip is the same.
 
 Source: ``AudioVAE.encode`` of voxcpm 2.0.3, to which it is equal bit for bit on a CPU.
 """
