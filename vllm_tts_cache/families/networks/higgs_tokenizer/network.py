@@ -4,8 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 from torchaudio.functional import resample
+from transformers.models.higgs_audio_v2_tokenizer import (
+    modeling_higgs_audio_v2_tokenizer as modeling,
+)
 
-from vllm_tts_cache.families.networks.higgs_tokenizer import semantic
+from vllm_tts_cache.families.networks.higgs_tokenizer.semantic import Hubert
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
     AcousticSizes,
     TokenizerSizes,
@@ -33,8 +36,8 @@ class HiggsNetwork(nn.Module):
         super().__init__()
         self._sizes = sizes
         self.acoustic_encoder = AcousticEncoder(sizes.acoustic_model_config)
-        self.semantic_model = semantic.Hubert(sizes.semantic_model_config)
-        self.encoder_semantic = semantic.SemanticEncoder(sizes)
+        self.semantic_model = Hubert(sizes.semantic_model_config)
+        self.encoder_semantic = modeling.SemanticEncoder(sizes)
         self.fc = nn.Linear(sizes.hidden_size, sizes.hidden_size)
         self.quantizer = _Quantizer(sizes)
 

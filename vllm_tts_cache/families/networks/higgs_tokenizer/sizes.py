@@ -57,7 +57,7 @@ class SemanticSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSizes:
-    """Sizes of the whole encode side.
+    """Sizes of the whole encode side, by transformers' names.
 
     Attributes:
         downsample_factor: Samples at ``semantic_sample_rate`` for a HuBERT feature.
@@ -88,6 +88,11 @@ class TokenizerSizes:
         """HuBERT features in the time of a frame; the first of them is kept."""
         seconds = self.samples_per_frame / self.sample_rate
         return int(seconds * self.semantic_sample_rate / self.downsample_factor)
+
+    @property
+    def semantic_hidden_size(self) -> int:
+        """Width of HuBERT's features."""
+        return self.semantic_model_config.hidden_size
 
     @property
     def hidden_size(self) -> int:
