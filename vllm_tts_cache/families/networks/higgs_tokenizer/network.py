@@ -1,8 +1,10 @@
 """The tokenizer's encode side as one network: samples to codes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 from torchaudio.functional import resample
 from transformers.models.higgs_audio_v2_tokenizer import (
     modeling_higgs_audio_v2_tokenizer as modeling,
@@ -49,7 +51,7 @@ class HiggsNetwork(nn.Module):
             half = self._sizes.samples_per_frame // 2
             samples = pad(samples, (half, half))
         both = torch.cat([self.acoustic_encoder(samples), semantic], dim=1)
-        return self.quantizer(self.fc(both.transpose(1, 2)))
+        return self.quantizer(self.fc(both.transpose(1, 2)).transpose(1, 2))
 
     def multiply_out(self) -> None:
         """Compute, once, the weight that the file has as norm and direction."""
@@ -69,42 +71,23 @@ class _Quantizer(nn.Module):
 
     def __init__(self, sizes: TokenizerSizes):
         super().__init__()
-        self.quantizers = nn.ModuleList(
-            _Codebook(sizes, is_last=number == sizes.num_codebooks)
-            for number in range(1, sizes.num_codebooks + 1)
-        )
+        vector = modeling.HiggsAudioV2TokenizerVectorQuantization
+        books = [vector(sizes) for _ in range(sizes.num_codebooks)]  # pyright: ignore[reportArgumentType]
+        for book in books:
+            # Only training needs them.
+            del book.codebook.inited, book.codebook.cluster_size
+            del book.codebook.embed_avg
+        del books[-1].project_out  # the residual of the last codebook is not coded
+        self.quantizers = nn.ModuleList(books)
 
     def forward(self, x: Tensor) -> Tensor:
+        books: list[Any] = [*self.quantizers]
+        last = books.pop()
         found: list[Tensor] = []
-        for book in self.quantizers:
-            codes, meant = book(x)
-            found.append(codes)
-            x = x - meant
-        return torch.cat(found)
-
-
-class _Codebook(nn.Module):
-    """``(1, num_frames, hidden)`` to its codes, and to the vectors of the codes."""
-
-    def __init__(self, sizes: TokenizerSizes, *, is_last: bool):
-        super().__init__()
-        hidden, width = sizes.hidden_size, sizes.codebook_dim or sizes.hidden_size
-        self.codebook = nn.Module()
-        self.codebook.embed = nn.Parameter(torch.empty(sizes.codebook_size, width))
-        self.project_in = nn.Linear(hidden, width)
-        # The residual of the last codebook is not coded.
-        self.project_out = None if is_last else nn.Linear(width, hidden)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        entries: Tensor = self.codebook.embed  # pyright: ignore[reportAssignmentType]
-        places = self.project_in(x)[0]
-        squares = places.pow(2).sum(1, keepdim=True)
-        distances = squares - 2 * places @ entries.t()
-        distances = distances + entries.t().pow(2).sum(0, keepdim=True)
-        codes = (-distances).max(dim=-1).indices[None]
-        if self.project_out is None:
-            return codes, x
-        return codes, self.project_out(embedding(codes, entries))
+        for book in books:
+            found.append(book.encode(x))
+            x = x - book.decode(found[-1])
+        return torch.cat([*found, last.encode(x)])
 
 
 class AcousticEncoder(nn.Module):

@@ -74,7 +74,7 @@ class TokenizerSizes:
     block_dilations: tuple[Positive, ...] = (1, 1)
     unit_kernel_size: Positive = 3
     codebook_size: Positive = 1024
-    codebook_dim: Positive | None = 64
+    codebook_dim: Positive = 64
     acoustic_model_config: AcousticSizes = field(default_factory=AcousticSizes)
     semantic_model_config: SemanticSizes = field(default_factory=SemanticSizes)
 
