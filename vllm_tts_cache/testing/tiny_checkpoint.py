@@ -68,21 +68,6 @@ class TransformerSizes:
             "num_key_value_heads": self.num_kv_heads,
         }
 
-    @property
-    def projections(self) -> dict[str, tuple[int, int]]:
-        """Shapes ``(out, in)`` of a Llama layer's projections, by their names."""
-        heads = self.num_heads * self.head_dim
-        kv_heads = self.num_kv_heads * self.head_dim
-        return {
-            "self_attn.q_proj": (heads, self.hidden),
-            "self_attn.k_proj": (kv_heads, self.hidden),
-            "self_attn.v_proj": (kv_heads, self.hidden),
-            "self_attn.o_proj": (self.hidden, heads),
-            "mlp.gate_proj": (self.intermediate, self.hidden),
-            "mlp.up_proj": (self.intermediate, self.hidden),
-            "mlp.down_proj": (self.hidden, self.intermediate),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyWriter:

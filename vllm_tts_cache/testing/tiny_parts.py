@@ -185,16 +185,17 @@ def add_layers(
         project: Adds a weight of a projection.
         qk_norm: Weight of the norms of queries and keys; None without such norms.
     """
-    for index in range(size.num_layers):
-        layer = model.under(f"layers.{index}")
-        for name, shape in size.projections.items():
-            project(layer, f"{name}.weight", shape)
-        if qk_norm is not None:
-            for norm in ("q_norm", "k_norm"):
-                layer.fill(f"self_attn.{norm}.weight", (size.head_dim,), qk_norm)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-    model.fill("norm.weight", (size.hidden,), 1.0)
+    from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+
+    config = {**size.config, "head_dim": size.head_dim, "vocab_size": 1}
+    rules = {"norm": constant(1.0), "": project}
+    if qk_norm is None:
+        shapes = shapes_of(LlamaModel, LlamaConfig(**config))
+    else:
+        shapes = shapes_of(Qwen3Model, Qwen3Config(**config))
+        rules = {"[qk]_norm": constant(qk_norm), **rules}
+    del shapes["embed_tokens.weight"]
+    add_all(model, shapes, rules)
 
 
 def add_convnext(block: WeightBuilder, width: int, layer_scale: float) -> None:
