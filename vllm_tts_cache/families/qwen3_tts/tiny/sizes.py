@@ -38,8 +38,6 @@ class CodecDecoderSizes:
     codebook_dim: int
     latent_dim: int
     decoder_dim: int
-    upsample_rates: tuple[int, int, int, int] = (8, 5, 4, 3)
-    upsampling_ratios: tuple[int, int] = (2, 2)
 
 
 TALKER = TransformerSizes(
