@@ -29,5 +29,5 @@ CASE = Case(
         "max_model_len": 1024,
         "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
     },
-    does=frozenset({"waits_for_kv", "shares_kv", "codes_in_prompt"}),
+    does=frozenset({"waits_for_kv", "shares_kv"}),
 )
