@@ -72,29 +72,6 @@ def test_a_wrong_set_of_tensors_is_refused_by_name(checkpoint, edit, message):
         load_reference_encoders(checkpoint, CPU)
 
 
-@pytest.mark.parametrize(
-    ("file", "prefix", "name"),
-    [
-        ("model.safetensors", "speaker_encoder.", "fc.weight_scale"),
-        (
-            "speech_tokenizer/model.safetensors",
-            "encoder.",
-            "encoder.layers.0.conv.weight_scale",
-        ),
-    ],
-)
-def test_a_tensor_that_is_left_over_is_a_warning_and_changes_nothing(
-    checkpoint, plugin_log, file, prefix, name
-):
-    before = fingerprints(checkpoint)
-    edit_weights(
-        checkpoint / file, lambda t: t.update({f"{prefix}{name}": torch.ones(1)})
-    )
-    assert fingerprints(checkpoint) == before
-    [warning] = plugin_log.messages
-    assert warning.endswith(f"1 tensors unexpected and left out: {name}")
-
-
 def test_a_sharded_checkpoint_loads_as_the_same_encoders(checkpoint):
     before = fingerprints(checkpoint)
     tensors = load_file(checkpoint / "model.safetensors")
