@@ -4,13 +4,11 @@ The rows of a reference are compared with the host's in the shared tests of thos
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as host
 
-from tests.families.audio8_tts.voices import FIRST, LAST, SPOKEN, TEXT, Bench
+from tests.families.audio8_tts.voices import FIRST, LAST, Bench
 from tests.families.runner import UNKNOWN
 from tests.sampling import greedy
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
@@ -20,28 +18,6 @@ from vllm_tts_cache.families.audio8_tts.family import FAMILY
 def bench(talker, own_checkpoint):
     talker._failed_requests._ids.clear()
     return Bench(talker, own_checkpoint)
-
-
-def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(talker, bench, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("the host encodes")
-
-    monkeypatch.setattr(host, "encode_reference_audio_codes", refuse)
-    talker.model_path = "nowhere"
-    talker.config = SimpleNamespace(
-        codec_post_n_layer=1,
-        codec_post_n_head=1,
-        codec_post_n_local_heads=1,
-        codec_post_intermediate_size=1,
-    )
-    given = {"ref_audio_wav": torch.zeros(9), "ref_audio_sr": 24_000}
-    with pytest.raises(AssertionError, match="the host encodes"):
-        talker._build_voice_clone_prefill_embeds(
-            {"text": TEXT, "ref_text": SPOKEN, **given}
-        )
-    voice = bench.voice()
-    bench.rows([("ours", voice, 0, len(voice.ids), voice.info)])
-    assert "ours" not in talker._failed_requests
 
 
 def metadata(**changed):
