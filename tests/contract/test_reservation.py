@@ -387,8 +387,3 @@ def test_nobody_goes_on_after_everybody_was_preempted(
     scheduler.add_request(new_request("third", 40, 10))
     player.finish()
     assert not scheduler.requests
-
-
-def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():
-    assert issubclass(OmniARAsyncScheduler, OmniARScheduler)
-    assert "__init__" not in vars(OmniARAsyncScheduler)

@@ -265,13 +265,3 @@ async def test_the_other_runner_prefills_the_same(talker, adapter, voice, chunk)
             assert_same(runner.left_by(index)[part][name], left[part][name])
     pad = talker._tts_pad_embed.reshape(-1).to(torch.bfloat16)
     assert torch.equal(found[2], pad.expand(len(found[2]), -1))
-
-
-def test_seam_codec_mask_forbids_the_id_that_ends_a_request_without_a_prompt():
-    from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
-        Qwen3TTSTalkerConfig,
-    )
-
-    config = Qwen3TTSTalkerConfig()
-    assert FAMILY.failure_id == config.vocab_size - 1, "the talker's vocabulary grew"
-    assert config.code_predictor_config.vocab_size == 2048, "codes per codebook"
