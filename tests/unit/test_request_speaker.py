@@ -6,7 +6,6 @@ from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechReques
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     as_clone,
     clone_facts,
-    embedding_mode,
     names_speaker,
     single_url,
     unset_what_is_ignored,
@@ -84,14 +83,6 @@ def test_a_mode_that_the_family_does_not_have_is_refused_with_those_it_has(name)
         mode(FREE, **named(name))
     assert raised.value.field == "extra_params.clone_mode"
     assert len(str(raised.value)) < 300
-
-
-def test_a_family_without_x_vectors_refuses_them_and_embeddings():
-    with pytest.raises(InvalidSpeakerError, match="no x-vectors"):
-        mode(STRICT, stored="words", x_vector_only_mode=True)
-    with pytest.raises(InvalidSpeakerError, match="not from an embedding"):
-        embedding_mode(STRICT, "voice")
-    assert embedding_mode(BOTH, "voice") is BOTH.embedding_mode
 
 
 def test_the_host_sees_no_voice_and_no_audio():

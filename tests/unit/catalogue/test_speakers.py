@@ -11,7 +11,7 @@ from tests.store_samples import RATE, address, clip, delete, opened, register, v
 from vllm_tts_cache.audio.decode import join
 from vllm_tts_cache.catalogue import database, stored_files
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO, NewSpeaker, SpeakerChanges
+from vllm_tts_cache.catalogue.records import AUDIO, NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import (
@@ -70,20 +70,6 @@ def test_a_speaker_of_several_clips_comes_back_with_them(store):
     assert (record.seconds, record.ref_text) == (5_000 / RATE, "one\ntwo")
     plain = register(store, "Bea", 0).record
     assert (plain.num_clips, plain.clip_starts_json) == (1, None)
-
-
-def test_the_transcript_of_several_clips_has_a_line_for_each(store):
-    with pytest.raises(InvalidSpeakerError, match="1 line, and the voice 2 clips"):
-        of_two_clips(store, ref_text="one")
-    of_two_clips(store)
-    for wrong in ("one", "one\ntwo\nthree"):
-        with pytest.raises(InvalidSpeakerError, match="2 clips"):
-            store.registrations.change("Ann", SpeakerChanges({"ref_text": wrong}))
-    for given, kept in ((" one\r\ntwo", "one\ntwo"), (None, None)):
-        changed = store.registrations.change("Ann", SpeakerChanges({"ref_text": given}))
-        store.remove_files(changed.deletion)
-        assert changed.record.ref_text == kept
-        assert found(store, "ann") == changed.record
 
 
 @pytest.mark.every_backend

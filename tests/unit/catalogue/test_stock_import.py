@@ -358,7 +358,7 @@ def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
     def found_and_gone(writer, sha, **how):
         found.append(is_kept(writer, sha, **how))
         if other.find("bob") is not None:
-            deleted(other, "bob")
+            delete(other, "bob")
         return found[-1]
 
     monkeypatch.setattr(Writer, "is_kept", found_and_gone)
@@ -366,7 +366,3 @@ def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
     assert found == [True]  # and after it has gone nobody asks
     record = store.find("ana").record
     assert store.read_audio(record.audio_sha256) is not None
-
-
-def deleted(store, name):
-    store.remove_files(store.registrations.delete(name))
