@@ -64,12 +64,6 @@ def test_a_mode_without_its_transcript_is_refused(name, facts, says):
     assert refused.value.field == "ref_text"
 
 
-def test_a_voice_with_a_transcript_is_precomputed_for_both_modes_of_voxcpm2():
-    precomputed = FAMILIES["voxcpm2"].precomputed
-    assert precomputed(has_transcript=False) == ("reference",)
-    assert precomputed(has_transcript=True) == ("reference", "continuation")
-
-
 @pytest.mark.parametrize(
     ("num_samples", "rate_hz", "says"),
     [

@@ -69,24 +69,6 @@ async def test_a_zero_shot_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
     assert not {"multi_modal_data", "mm_processor_kwargs", "prompt"} & set(prompt)
 
 
-async def test_each_mode_says_what_the_official_examples_say(server, tokenizer):
-    await ann(server, ref_text=SPOKEN)
-    cases = {
-        "zero_shot": ({}, [f"{SYSTEM}{MARK}{SPOKEN}", "Hello."]),
-        "cross_lingual": (
-            {"extra_params": {"clone_mode": "cross_lingual"}},
-            [f"{SYSTEM}{MARK}Hello."],
-        ),
-        "instruct": (INSTRUCTED, [f"{SYSTEM} {MANNER}{MARK}", "Hello."]),
-    }
-    for mode, (fields, texts) in cases.items():
-        info = await spoken(server, **fields)
-        assert info[MODE] == mode
-        assert [*chain(*info[TEXT_IDS])] == ids_of(tokenizer, *texts)
-    longest, *others = (len(p["prompt_token_ids"]) for p in server.engine.prompts)
-    assert all(longest > length for length in others), "codes are told in one mode"
-
-
 async def test_a_text_that_has_the_mark_is_taken_as_it_is(server, tokenizer):
     await ann(server)
     own = f"Be yourself.{MARK}"

@@ -1,6 +1,5 @@
 """Higgs Audio v2 requests through the host's real routes, serving class and adapter."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +26,6 @@ async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(
     (made,) = server.engine.prompts
     told = made["additional_information"]
     assert set(told) == {FIELD, prompts.ROWS}
-    assert len(json.dumps(told)) < 200
     where = ReferenceRows.from_info(told)
     codes = torch.zeros(8, where.num_rows - NUM_ADDED_ROWS, dtype=torch.long)
     monkeypatch.setattr(host, "_encode_ref_audio_codes", lambda *_: codes)

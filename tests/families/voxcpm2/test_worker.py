@@ -136,14 +136,6 @@ def test_so_it_is_in_chunks(talker, voice, ours, hosts, mode, chunk):
     )
 
 
-def test_no_prefill_encodes(talker, voice, ours, monkeypatch):
-    monkeypatch.setattr(host, "_encode_raw_audio", None)
-    monkeypatch.setattr(talker.tts, "build_prompt_cache", None)
-    for mode in FAMILY.modes:
-        prefill(talker, ours(voice, mode), request_id=mode.name)
-    assert not talker._failed_requests._ids
-
-
 def test_a_text_without_a_speaker_is_the_hosts(talker, tokenizer, split_map):
     prompt = host.build_voxcpm2_prompt(talker.config, tokenizer, split_map, TEXT)
     expected, _ = prefill(talker, prompt)
