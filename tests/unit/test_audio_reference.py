@@ -62,16 +62,6 @@ def clips(*lengths, rate_hz=24_000):
     ]
 
 
-def test_joined_clips_come_back_each_as_it_was():
-    given = clips(5, 3, 7)
-    whole = ReferenceAudio.joined(given)
-    assert (whole.clip_starts, whole.num_clips) == ((0, 5, 8), 3)
-    assert whole.num_samples == 15
-    again = whole.clips()
-    assert [c.audio_sha256 for c in again] == [c.audio_sha256 for c in given]
-    assert all(c.clip_starts == (0,) for c in again)
-
-
 def test_the_address_of_several_clips_depends_on_where_they_begin():
     (whole,) = clips(15)
     cuts = ((0,), (0, 5), (0, 6), (0, 5, 6))

@@ -484,12 +484,6 @@ async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait
     assert await asyncio.wait_for(again, 60) is False
 
 
-async def test_causes_that_are_asked_for_together_are_told_apart(rig):
-    rig.speakers.remember_failed_prompt("speech-1", "it was lost")
-    asked = [rig.ensurer.cause_of_failure(f"speech-{n}") for n in (1, 2)]
-    assert await asyncio.gather(*asked) == ["it was lost", None]
-
-
 async def test_a_worker_that_is_busy_for_too_long_has_failed_nobody(rig, monkeypatch):
     """Nor those who came while it was asked, of whom it was never told."""
     call, until = rig.engine.collective_rpc, time.monotonic() + 1.0

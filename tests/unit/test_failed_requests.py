@@ -7,7 +7,6 @@ from vllm_tts_cache.model_executor.failed_requests import (
     MAX_FAILED_REQUESTS,
     FailedRequests,
     SuspectPrefixes,
-    request_id_of,
 )
 
 NO_SPEAKER_PROMPT = 3071
@@ -67,29 +66,9 @@ def test_the_oldest_failures_are_deleted_before_the_list_grows_without_end(faile
     assert "0" in failed
 
 
-def test_who_relied_on_a_prefix_in_the_step_that_spoils_it_is_told():
-    suspects = SuspectPrefixes()
-    assert suspects.rely_on("voice", "a step before")
-    suspects.end_step()
-    assert suspects.rely_on("voice", "one")
-    assert suspects.rely_on("other", "else")
-    assert suspects.add("voice") == ["one"]
-    assert suspects.add("voice") == []
-    assert not suspects.rely_on("voice", "two")
-    suspects.end_step()
-    assert not suspects.rely_on("voice", "three")
-    suspects.clear("voice")
-    assert suspects.rely_on("voice", "four")
-
-
 def test_the_oldest_suspects_are_trusted_before_the_list_grows_without_end():
     suspects = SuspectPrefixes()
     for number in range(MAX_FAILED_REQUESTS + 1):
         suspects.add(str(number))
     assert "0" not in suspects
     assert "1" in suspects
-
-
-def test_a_request_is_named_by_either_runner_of_the_host():
-    assert request_id_of({"request_id": "v1"}) == "v1"
-    assert request_id_of({"req_id": "v2"}) == "v2"

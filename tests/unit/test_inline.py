@@ -137,14 +137,6 @@ def num_decodes(monkeypatch):
     return lambda: len(decoded)
 
 
-async def test_a_data_url_is_stored_inline_and_measured(clips, store):
-    clip = await clips.resolve(data_url(wav()), connector())
-    assert clip.ref.segment is Segment.INLINE
-    assert (clip.num_samples, clip.sample_rate_hz) == (48_000, 24_000)
-    assert store.read_audio(clip.ref.audio_sha256) is not None
-    assert store.verify() == []
-
-
 async def test_concurrent_requests_for_one_url_fetch_it_once(clips, web, mine):
     url = f"{web}/clip.wav"
     found = await asyncio.gather(*(clips.resolve(url, mine) for _ in range(8)))

@@ -12,9 +12,7 @@ from tests.in_process_workers import (
     SpectrumEncoder,
     SyncInProcessEngine,
     clip,
-    prepare,
     ref_of,
-    store_clip,
     worker,
     worker_speakers,
     worker_with,
@@ -392,18 +390,6 @@ def test_a_bug_in_the_speaker_side_is_told_and_not_raised(speakers, monkeypatch)
     workers = SyncWorkers(SyncInProcessEngine(worker_with(speakers)))
     with pytest.raises(WorkerRPCError, match="tts_cache_stats: division by zero"):
         workers.call(STATS)
-
-
-def test_an_encoding_crosses_as_bytes_and_a_missing_one_as_none(
-    workers, speakers, store
-):
-    ref = store_clip(store, clip())
-    prepare(speakers, ref, ["speaker"])
-    [found] = workers.call(ENCODING, CALLS[ENCODING])
-    assert found.encoding
-    assert found.encoding == speakers.stored_encoding(SHA, FINGERPRINT)
-    missing = wire.EncodingCall(clip(1).audio_sha256, FINGERPRINT)
-    assert workers.call(ENCODING, missing)[0].encoding is None
 
 
 def test_the_cause_of_a_failed_request_is_asked_for_and_not_read_out_of_a_text(

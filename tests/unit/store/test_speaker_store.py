@@ -20,8 +20,7 @@ from tests.store_samples import (
     voice,
 )
 from vllm_tts_cache import errors
-from vllm_tts_cache.audio.decode import DecodedAudio, decode
-from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey, Segment
@@ -415,13 +414,3 @@ def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
     register(store, "Bob")
     store.remove_files(deletion)
     assert store.read_audio(address()) is not None
-
-
-@pytest.mark.every_backend
-def test_samples_that_came_without_a_file_are_stored_exactly(store):
-    samples = np.array([0.1, -0.0, 1e-30, 0.5], np.float32)
-    audio = ReferenceAudio.of(samples, 8000)
-    store.store_inline(DecodedAudio(audio, ()))
-    assert store.read_audio(audio.audio_sha256).samples.tobytes() == (
-        audio.samples.tobytes()
-    )
