@@ -9,6 +9,7 @@ from tests.encoding_samples import make_encoding
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
@@ -85,6 +86,41 @@ def delete(store: SpeakerStore, name: str) -> None:
     deletion = store.registrations.delete(name)
     store.remove_files(deletion)
     store.acknowledge(deletion.id)
+
+
+def fill(store: SpeakerStore, num_speakers: int) -> None:
+    """Rows only, without files: each with audio and two encodings."""
+    voices = [
+        {
+            "tenant": "default",
+            "name": f"s{n:05d}",
+            "name_key": f"s{n:05d}",
+            "speaker_id": f"voice_{n:032x}",
+            "search_text": f"s{n:05d}",
+            "audio_sha256": f"{n:064x}",
+            "num_samples": 1,
+            "sample_rate_hz": 1,
+            "consent": "yes",
+            "created_at": 0.0,
+        }
+        for n in range(num_speakers)
+    ]
+    files = [
+        {
+            "audio_sha256": f"{n:064x}",
+            "artifact": kind,
+            "segment": "registered",
+            "is_audio": int(kind == "audio"),
+            "num_bytes": 1,
+            "used_at": n,
+            "created_at": 0.0,
+        }
+        for n in range(num_speakers)
+        for kind in ("audio", "e" * 64, "f" * 64)
+    ]
+    with store.database.write() as db:
+        db.execute(speaker.insert(), voices)
+        db.execute(stored_file.insert(), files)
 
 
 def traces(directory: Path, text: str) -> list[str]:

@@ -12,6 +12,7 @@ from tests.speaking import wav
 from tests.store_samples import voice
 from tests.waiting import soon
 from vllm_tts_cache.audio.decode import decode_clips
+from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, new_id
 from vllm_tts_cache.entrypoints.http import models
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
@@ -164,9 +165,10 @@ async def test_an_operator_keeps_references_in(server):
 
 @pytest.mark.environment(SPEAKER_CONSENT="recording")
 async def test_a_recording_is_needed_where_the_operator_says_so(server):
-    refused = await server.register("Ann", wav(), consent="yes")
-    assert refused.status_code == 400
-    assert "voice_consents" in refused.json()["error"]["message"]
+    for text in ("yes", new_id(CONSENT_PREFIX)):
+        refused = await server.register("Ann", wav(), consent=text)
+        assert refused.status_code == 400
+        assert "voice_consents" in refused.json()["error"]["message"]
     consent = (await add_consent(server)).json()
     models.Consent.model_validate(consent)
     done = await server.register("Ann", wav(), consent=consent["id"])

@@ -9,32 +9,14 @@ import pytest
 
 from tests.speaking import data_url, wav
 from tests.speech_server import listening
+from tests.store_samples import fill
 from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue import pages
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, pending
 
 VOICES = "/v1/audio/voices"
-
-
-async def test_a_voice_is_registered_shown_listed_and_deleted(server):
-    done = await server.register("Ann", wav(), ref_text="words")
-    assert done.status_code == 200, done.text
-    assert done.json()["success"] is True
-    shown = (await server.client.get(f"{VOICES}/ANN")).json()
-    assert shown["voice"] == done.json()["voice"]
-    assert shown["cache_status"] == "pending"
-    forced = await server.client.post(f"{VOICES}/Ann/cache?force=true")
-    assert forced.json() == {"voice": "Ann", "cache_status": "ready"}
-    listed = (await server.client.get(VOICES)).json()
-    assert listed["voices"] == ["Ann"]
-    assert listed["uploaded_voices"] == [shown["voice"]]
-    assert (await server.client.delete(f"{VOICES}/ann")).json()["success"] is True
-    assert (await server.client.delete(f"{VOICES}/ann")).status_code == 404
-    assert (await server.client.get(f"{VOICES}/Ann")).status_code == 404
-    assert server.service.store.verify() == []
 
 
 async def test_a_request_is_done_once_by_its_idempotency_key(server):
@@ -177,27 +159,6 @@ async def test_a_page_holds_a_thousand_voices_and_no_more_can_be_asked_for(serve
     rest = (await server.client.get(VOICES, params={"after": page["next"]})).json()
     assert len(rest["uploaded_voices"]) == 1
     assert "next" not in rest
-
-
-def fill(store, num_speakers):
-    """Rows only, without files."""
-    rows = [
-        {
-            "speaker_id": f"voice_{number:032x}",
-            "tenant": "default",
-            "name": f"s{number:04}",
-            "name_key": f"s{number:04}",
-            "search_text": f"s{number:04}",
-            "num_samples": 0,
-            "sample_rate_hz": 0,
-            "consent": "yes",
-            "embedding": bytes(4),
-            "created_at": 0.0,
-        }
-        for number in range(num_speakers)
-    ]
-    with store.database.write() as db:
-        db.execute(speaker.insert(), rows)
 
 
 NUM_AT_ONCE = 2

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.store_samples import RATE, address, clip, delete, opened, register, voice
+from tests.store_samples import (
+    RATE,
+    address,
+    clip,
+    delete,
+    fill,
+    opened,
+    register,
+    voice,
+)
 from vllm_tts_cache.audio.decode import join
 from vllm_tts_cache.catalogue import database, stored_files
 from vllm_tts_cache.catalogue.pages import Page
@@ -294,41 +303,6 @@ def median_seconds(call) -> float:
         return time.thread_time() - start
 
     return sorted(once() for _ in range(51))[25]
-
-
-def fill(store: SpeakerStore, num_speakers: int) -> None:
-    """Rows only, without files: each with audio and two encodings."""
-    voices = [
-        {
-            "tenant": "default",
-            "name": f"s{n:05d}",
-            "name_key": f"s{n:05d}",
-            "speaker_id": f"voice_{n:032x}",
-            "search_text": f"s{n:05d}",
-            "audio_sha256": f"{n:064x}",
-            "num_samples": 1,
-            "sample_rate_hz": 1,
-            "consent": "yes",
-            "created_at": 0.0,
-        }
-        for n in range(num_speakers)
-    ]
-    files = [
-        {
-            "audio_sha256": f"{n:064x}",
-            "artifact": kind,
-            "segment": "registered",
-            "is_audio": int(kind == "audio"),
-            "num_bytes": 1,
-            "used_at": n,
-            "created_at": 0.0,
-        }
-        for n in range(num_speakers)
-        for kind in ("audio", "e" * 64, "f" * 64)
-    ]
-    with store.database.write() as db:
-        db.execute(speaker.insert(), voices)
-        db.execute(stored_file.insert(), files)
 
 
 def empty(store: SpeakerStore) -> None:

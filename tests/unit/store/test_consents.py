@@ -55,15 +55,6 @@ def test_an_audio_is_kept_as_long_as_a_voice_or_a_recording_has_it(store):
     assert store.read_audio(address(0)) is None
 
 
-def test_a_recording_is_asked_for_where_the_operator_wants_one(open_here):
-    store = open_here(consent="recording")
-    for text in ("yes", new_id(CONSENT_PREFIX)):
-        with pytest.raises(errors.ConsentRequiredError, match="voice_consents"):
-            register(store, "Ann", 1, consent=text)
-    consent = store.consents.add("c", "de", clip(0)).consent_id
-    assert register(store, "Ann", 1, consent=consent).record.consent_id == consent
-
-
 def test_an_id_of_nothing_is_a_text_like_any_other_where_none_is_needed(store):
     consent = new_id(CONSENT_PREFIX)
     record = register(store, "Ann", consent=consent).record
