@@ -404,7 +404,7 @@ class Replica:
 
     # What follows answers as `model_executor.rpc_methods`, which imports the host.
 
-    def tts_cache_describe(self) -> wire.Described:
+    def tts_cache_describe(self, _call: bytes) -> wire.Described:
         speakers = self._speakers
         return wire.Described(
             0, speakers.fingerprints, speakers.store_id.id, speakers.store_id.place

@@ -26,6 +26,7 @@ METHODS = {method.__name__: method for method in rpc_methods.METHODS}
 WAIT_SECONDS = 60.0
 LEASE_SECONDS = 60.0
 QUEUED: Any = "queued"  # no report of it yet
+SECRET = b"the tests' own"
 
 _numbers = itertools.count()
 
@@ -125,6 +126,7 @@ def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
 
 def prepare(speakers, ref, encoder_names, *, rank=0, **want):
     """Have encodings made, and wait until the worker is idle; what it said at first."""
+    speakers.accept(SECRET)
     reports = wanted(speakers, ref, encoder_names, rank=rank, **want)
     wait_until_idle(speakers)
     return {name: report.state for name, report in reports.items()}
@@ -203,4 +205,5 @@ def store_clip(store, audio, segment=Segment.REGISTERED, *, name=None):
 
 
 def ref_of(audio, segment=Segment.REGISTERED):
-    return SpeakerRef(audio_sha256=audio.audio_sha256, segment=segment)
+    ref = SpeakerRef(audio_sha256=audio.audio_sha256, segment=segment)
+    return ref.signed(SECRET, "")

@@ -27,9 +27,9 @@ from tests.in_process_workers import (
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.entrypoints.serving.host_surface import BoundedHeads
-from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
-from vllm_tts_cache.speaker.reference import REQUEST_FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 _INCLUDED: dict[tuple[int, ...], FastAPI] = {}
 
@@ -84,7 +84,7 @@ class PrefillEngine(InProcessEngine):
             self.before_prefill.pop(0)()
         try:
             self._prefill(self._info(prompt))
-        except EncodeError as exc:
+        except TTSCacheError as exc:
             # A diffusion model is told what the API process calls the request.
             failed = prompt.get(REQUEST_FIELD, internal_id)
             for each in self.speakers:
@@ -109,9 +109,9 @@ class PrefillEngine(InProcessEngine):
         return prompt.get("additional_information", {})
 
     def _prefill(self, info):
-        if (ref := SpeakerRef.from_info(info)) is not None:
+        if FIELD in info:
             for each in self.speakers:
-                each.prompt(ref, self.case.mode_of(info).encoders)
+                each.prompt(each.named_by(info), self.case.mode_of(info).encoders)
 
     async def abort(self, request_id):
         pass

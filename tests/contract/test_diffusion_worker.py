@@ -94,7 +94,7 @@ def called(executor, method, request=None):
 @EXECUTORS
 def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, ref):
     reached = executor(worker_of(SimpleNamespace(tts_cache_speakers=speakers)))
-    (described,) = called(reached, rpc_client.DESCRIBE)
+    (described,) = called(reached, rpc_client.DESCRIBE, wire.DescribeCall(b"secret"))
     assert described.fingerprints == speakers.fingerprints
     call = want_call(speakers, ref, ["codec"])
     (first,) = called(reached, rpc_client.WANT, call)

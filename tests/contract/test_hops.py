@@ -137,7 +137,7 @@ class Adapter(CachedAdapter, HostAdapter):
     tts_cache_family = default_family()
 
     async def clone(self, speaker):
-        return PreparedRequest(prompt={"ref": speaker.ref.to_wire()})
+        return PreparedRequest(prompt={"ref": speaker.clip.ref.to_wire()})
 
 
 class Request(SimpleNamespace):

@@ -1,6 +1,8 @@
 """Of the host's routes those stay open that the list has; its chat builds no prompt."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
@@ -8,6 +10,7 @@ from vllm import SamplingParams
 
 from tests.speech_server import listening
 from vllm_tts_cache.entrypoints.serving import host_surface
+from vllm_tts_cache.speaker.reference import with_keyed_salt
 from vllm_tts_cache.tenants import ALONE, speaking_for
 
 
@@ -81,6 +84,9 @@ async def test_the_host_serves_so(server):
     assert served == {"http": host_surface.BoundedHeads, "port": 1}
 
 
+HOLDER: Any = SimpleNamespace(secret=b"secret")
+
+
 class Engine:
     """Takes what comes to it."""
 
@@ -94,7 +100,7 @@ class Engine:
 @pytest.fixture
 def engine():
     engine = Engine()
-    host_surface.believe_adapters_alone(engine)
+    host_surface.believe_adapters_alone(engine, HOLDER)
     return engine
 
 
@@ -121,6 +127,19 @@ def test_what_a_client_told_a_talker_is_refused(engine, told):
     with speaking_for(ALONE):
         engine.generate(prompt)
     assert engine.taken == [prompt]
+
+
+def test_a_salt_of_an_adapter_is_keyed_and_a_clients_stays(engine):
+    prompt = {"prompt_token_ids": [1], "cache_salt": "of a voice"}
+    engine.generate(prompt)
+    with speaking_for(ALONE):
+        engine.generate(prompt)
+        engine.generate({**prompt, "cache_salt": "of another"})
+    clients, ours, others = [each["cache_salt"] for each in engine.taken]
+    assert clients == "of a voice"
+    assert len({clients, ours, others}) == 3
+    assert with_keyed_salt(prompt, HOLDER.secret)["cache_salt"] == ours
+    assert with_keyed_salt(prompt, b"another")["cache_salt"] != ours
 
 
 def test_what_the_hosts_chat_says_of_its_own_fields_is_taken(engine):

@@ -17,6 +17,7 @@ from tests.speaking import (
     wav,
 )
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.speakers import pending
@@ -212,7 +213,7 @@ async def test_a_voice_that_is_replaced_while_its_prompt_is_made_speaks_or_is_bu
     spoken = []
 
     async def cloned(self, speaker):
-        spoken.append(speaker.ref.audio_sha256)
+        spoken.append(speaker.clip.ref.audio_sha256)
         if len(spoken) > num_times:
             return await clone(self, speaker)
         for number in 9, len(spoken) // 2:  # the last comes back, as another
@@ -345,3 +346,19 @@ async def test_a_prompt_by_the_encoders_of_before_is_made_anew_by_those_of_now(s
         told = [p["additional_information"][FIELD][2] for p in server.engine.prompts]
         assert told[-1] == now == known.encoders_id
         assert await known.fingerprints() == server.speakers.fingerprints
+
+
+async def test_a_worker_without_the_secret_of_now_gets_it_with_the_next_try(server):
+    """A talker that was started anew, and another secret: no request fails of it."""
+    await registered(server)
+    known, database = server.service.encodings, server.service.store.database
+    first = database.secret()
+    assert (await server.speak(voice="Ann")).status_code == 200
+    assert known.secret == first
+    with database.write() as db:
+        db.execute(schema.secret.delete())
+    assert (await server.speak(voice="Ann")).status_code == 200  # as it is remembered
+    server.speakers._secrets.clear()
+    assert (await server.speak(voice="Ann")).status_code == 200
+    assert first != known.secret == database.secret()
+    assert [*server.speakers._secrets] == [known.secret]

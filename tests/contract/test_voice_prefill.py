@@ -1,12 +1,14 @@
 """Which voices are prefilled, and when: only while the engine is idle."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
+from tests.in_process_workers import SECRET
 from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints.serving.host_surface import believe_adapters_alone
@@ -33,7 +35,7 @@ def start(default_checkpoint, tmp_path, monkeypatch):
         engine.generate = lambda prompt, _params, request_id, **named: generate(
             prompt=prompt, request_id=request_id, **named
         )
-        believe_adapters_alone(engine)
+        believe_adapters_alone(engine, SimpleNamespace(secret=SECRET))
         return running(server)
 
     return start

@@ -11,21 +11,23 @@ from vllm_omni.data_entry_keys import flatten_payload
 from vllm_omni.utils.mm_outputs import build_mm_cpu
 from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 
-from tests.in_process_workers import prepare, ref_of, store_clip
+from tests.in_process_workers import SECRET, prepare, ref_of, store_clip
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.families.networks.prompts import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 ABSENT = "0" * 64
 # Of a request whose prompt cannot be had.
-UNKNOWN: dict[str, Any] = {FIELD: [ABSENT, "registered"]}
+_ABSENT_REF = SpeakerRef(audio_sha256=ABSENT, segment=Segment.REGISTERED)
+UNKNOWN: dict[str, Any] = {FIELD: _ABSENT_REF.signed(SECRET, "").to_wire()}
 UNNAMED = {
     "no-encoding": UNKNOWN,
+    "not-signed": {FIELD: _ABSENT_REF.signed(b"guessed", "").to_wire()},
     "no-address": {FIELD: ["no address", "registered"]},
     "no-speaker": {FIELD: None},
 }

@@ -1,9 +1,20 @@
 """What some families have over HTTP: streams of talkers, one KV prefix per voice."""
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from tests.crowds import prefix_tokens
 from tests.e2e.test_hostile_speech import spoken_by_socket
+from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
+from vllm_tts_cache.speaker.family import CloneFacts
+from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.store.opening import open_existing
 from vllm_tts_cache.testing.server import data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -75,3 +86,64 @@ def test_another_voice_with_the_same_transcript_shares_no_block(client, make_cli
         assert found == 0
         heard.append(spoken.audio)
     assert heard[0] != heard[1]
+
+
+@pytest.mark.every_family
+def test_no_client_decides_how_anothers_voice_sounds(
+    family, checkpoint, client, shared_server, make_clip
+):
+    """A client computed Fish Speech's prefix without its codes, under its salt."""
+    clip = make_clip(10.0)
+    registered(client, "poisoned", clip)
+    heard = audio(client.speak(TEXT, voice="poisoned"))
+    prompt = guessed(family, checkpoint, shared_server, "poisoned")
+    told = prompt.get("additional_information", prompt)
+    salted = {"model": "tts", "max_tokens": 2}
+    salted["cache_salt"] = prompt.get("cache_salt", "salt")
+    client.http.delete("/v1/audio/voices/poisoned").raise_for_status()
+    registered(client, "poisoned", clip)
+
+    ids = prompt.get("prompt_token_ids", [1] * 60)
+    client.http.post("/v1/completions", json={**salted, "prompt": ids})
+    hidden = {"cache_salt": salted["cache_salt"], "additional_information": told}
+    client.speak(TEXT, **hidden, extra_params=hidden)
+    chat = {**salted, "messages": [{"role": "user", "content": TEXT}]}
+    chat["chat_template"] = "{{ messages[0].content }}"
+    chat |= {"modalities": ["audio"], "additional_information": told}
+    refused = client.http.post("/v1/chat/completions", json=chat)
+    assert 400 <= refused.status_code < 500, refused.text
+
+    speak = lambda: client.speak(TEXT, voice="poisoned")  # noqa: E731
+    spoken, _, found = prefix_tokens(client, speak)
+    assert (audio(spoken), spoken.cache, found) == (heard, "hit", 0)
+
+
+def guessed(family, checkpoint, server, name):
+    """The prompt that any owner of the clip can make: all of it but what is keyed."""
+    samples_dir = str(server.options.samples_dir)
+    settings = load_settings({"SPEAKER_SAMPLES_DIR": samples_dir})
+    with closing(open_existing(settings)) as store:
+        speaker = store.find(name)
+        assert speaker is not None
+        record = speaker.record
+
+        def encoding(ref, _):
+            (fingerprint,) = speaker.fingerprints
+            key = EncodingKey(
+                audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprint
+            )
+            return key, store.read(key)
+
+        config = read_json(checkpoint / "config.json")
+        prompts = family.part("offline_part")(str(checkpoint), config, encoding)
+        prepared = PreparedSpeaker(
+            clip=Path("unread"),
+            ref=SpeakerRef(
+                audio_sha256=record.audio_sha256 or "", segment=Segment.REGISTERED
+            ),
+            mode=family.mode(CloneFacts(stored_transcript=True)),
+            ref_text=SPOKEN,
+            num_samples=record.num_samples,
+            sample_rate_hz=record.sample_rate_hz,
+        )
+        return prompts.prompt(prepared, TEXT, "Auto")

@@ -49,7 +49,7 @@ FINGERPRINT = SpectrumEncoder("speaker").fingerprint
 OURS = wire.encode(wire.Described(rank=0, fingerprints={"codec": "f"}))
 DEAD = {"supported": False, "error": "stage 0 replica 1 is not attached"}
 CALLS = {
-    DESCRIBE: None,
+    DESCRIBE: wire.DescribeCall(b"secret"),
     WANT: wire.WantCall("client", [], [], 1.0),
     ENCODING: wire.EncodingCall(SHA, FINGERPRINT),
     DELETE: wire.DeleteCall(audio_sha256s=[SHA]),
@@ -326,7 +326,7 @@ def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
 
 
 def test_a_worker_says_where_it_reads(tmp_path, workers, store):
-    [described] = workers.call(DESCRIBE)
+    [described] = workers.call(DESCRIBE, CALLS[DESCRIBE])
     assert described.store_id == store.store_id.id != ""
     assert described.store_place == store.store_id.place
     assert described.store_place.endswith(f":{tmp_path}")

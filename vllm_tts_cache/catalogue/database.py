@@ -7,6 +7,7 @@ connections are closed before a fork, and the child leaves those in use to the p
 """
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine, Select, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
@@ -203,6 +204,20 @@ class Database:
                 "voices there. Start the server once, or correct the settings."
             )
         self._check_version(version)
+
+    def secret(self) -> bytes:
+        """Return the key of salts and signatures; the first process to ask makes it.
+
+        Where its row was deleted, as after a leak, the next one to ask makes another.
+
+        Raises: StorageError.
+        """
+        with self.write() as db:
+            key: bytes | None = db.execute(select(schema.secret.c.key)).scalar()
+            if key is None:
+                key = secrets.token_bytes(32)
+                db.execute(schema.secret.insert().values(number=1, key=key))
+        return key
 
     def _check_version(self, version: int) -> None:
         if version != schema.VERSION:

@@ -219,6 +219,14 @@ confirmation = Table(
     Index("confirmation_deletion", "deletion_id"),
 )
 
+# The key of the servers' salts and signatures, see `Database.secret`. One row at most.
+secret = Table(
+    "secret",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("key", LargeBinary, nullable=False),
+)
+
 # Requests that were done, by their ``Idempotency-Key``. Both hashes are over the key,
 # which is not stored, so they say nothing of a voice that is deleted.
 done_request = Table(

@@ -127,16 +127,16 @@ class SpeakerSide:
         self, ref: SpeakerRef, encoder_names: Sequence[str]
     ) -> dict[str, Encoding]:
         """Return a prompt's encodings. Raises: TTSCacheError if one is missing."""
+        return self._cloning().prompt(ref, encoder_names)
+
+    def _speaker(self, info: Mapping[str, Any]) -> SpeakerRef:
+        """Return the speaker of a request. Raises: TTSCacheError, ValueError."""
+        return self._cloning().named_by(info)
+
+    def _cloning(self) -> WorkerEncodings:
         if self.tts_cache_speakers is None:
             raise TTSCacheError(self.tts_cache_refusal or "the model clones no voices")
-        return self.tts_cache_speakers.prompt(ref, encoder_names)
-
-    @staticmethod
-    def _speaker(info: Mapping[str, Any]) -> SpeakerRef:
-        """Return the speaker of a request. Raises: TTSCacheError, ValueError."""
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("the request names no speaker")
-        return ref
+        return self.tts_cache_speakers
 
     def _count_prompt(self) -> None:
         if self.tts_cache_speakers is not None:

@@ -164,8 +164,11 @@ def _answering(side_name: str) -> Callable[..., Method]:
 
 
 @_answering(SPEAKERS)
-def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
-    """Return the encoders' fingerprints, and which store the worker reads."""
+def tts_cache_describe(
+    speakers: WorkerEncodings, rank: int, call: bytes
+) -> wire.Described:
+    """Take the secret of a `DescribeCall`; return the encoders and the store."""
+    speakers.accept(wire.decode(wire.DescribeCall, call).secret)
     return wire.Described(
         rank=rank,
         fingerprints=speakers.fingerprints,

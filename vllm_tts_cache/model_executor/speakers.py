@@ -1,19 +1,21 @@
 """A worker's encodings: talkers build prompts from them, RPC methods manage them."""
 
+import hmac
 import re
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from cachetools import LRUCache, TTLCache
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import EncodeError, StorageError
+from vllm_tts_cache.errors import EncodeError, StorageError, TTSCacheError
 from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
@@ -228,6 +230,8 @@ class WorkerEncodings:
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
         self.fingerprints = {name: e.fingerprint for name, e in encoders.items()}
+        # The last two: requests that began before a change may be prefilled again.
+        self._secrets = deque[bytes](maxlen=2)
         self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
         self._num_prompts = 0
         self._num_failed_prompts = 0
@@ -266,6 +270,19 @@ class WorkerEncodings:
 
     # -------- for the talker
 
+    def named_by(self, info: Mapping[str, Any]) -> SpeakerRef:
+        """Return the speaker of a request, if a process with the secret named it.
+
+        Raises: TTSCacheError, ValueError.
+        """
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("the request names no speaker")
+        for secret in self._secrets:
+            expected = ref.signed(secret, ref.encoders).signature
+            if hmac.compare_digest(expected.encode(), ref.signature.encode()):
+                return ref
+        raise TTSCacheError("its speaker is not signed with this server's secret")
+
     def prompt(
         self, ref: SpeakerRef, encoder_names: Sequence[str]
     ) -> dict[str, Encoding]:
@@ -303,6 +320,11 @@ class WorkerEncodings:
         self._failed_prompts[request_id] = cause[:_MAX_CAUSE_CHARACTERS]
 
     # -------- for the RPC
+
+    def accept(self, secret: bytes) -> None:
+        """Accept speakers that are signed with a secret."""
+        if secret not in self._secrets:
+            self._secrets.append(secret)
 
     def want(self, call: WantCall, rank: int) -> WantAnswer:
         """Queue a client's new wants, and report which have ended; returns at once.

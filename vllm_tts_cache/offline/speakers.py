@@ -4,7 +4,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
@@ -24,8 +24,18 @@ from vllm_tts_cache.speaker.family import (
     Transcript,
     family_of_checkpoint,
 )
-from vllm_tts_cache.speaker.reference import SpeakerRef
-from vllm_tts_cache.speaker.wire import EncodingCall, JobState, Want, WantCall
+from vllm_tts_cache.speaker.reference import (
+    SpeakerRef,
+    encoders_id,
+    with_keyed_salt,
+)
+from vllm_tts_cache.speaker.wire import (
+    DescribeCall,
+    EncodingCall,
+    JobState,
+    Want,
+    WantCall,
+)
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -67,6 +77,7 @@ class OfflineEnsurer:
         self._workers = workers
         self._store = store
         self._settings = settings
+        self.secret = store.database.secret()
         self._client_id = uuid.uuid4().hex
         self._ids = itertools.count()
         self._withdrawn: list[int] = []
@@ -74,7 +85,7 @@ class OfflineEnsurer:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint. Raises: WorkerRPCError."""
-        answers = self._workers.call(rpc_client.DESCRIBE)
+        answers = self._workers.call(rpc_client.DESCRIBE, DescribeCall(self.secret))
         rpc_client.refuse_elsewhere(answers, self._store.store_id)
         return rpc_client.fingerprints_of(answers)
 
@@ -276,7 +287,10 @@ class OfflineSpeakers:
         exists, sha = self._store.files.exists, speaker.ref.audio_sha256
         if not all(exists(sha, each) for each in fingerprints):
             self._ensurer.ensure([speaker])
-        return self._prompts.prompt(speaker, text, language)
+        secret = self._ensurer.secret
+        ref = speaker.ref.signed(secret, encoders_id(self._ensurer.fingerprints))
+        prompt = self._prompts.prompt(replace(speaker, ref=ref), text, language)
+        return with_keyed_salt(prompt, secret)
 
     def encoding(self, ref: SpeakerRef, name: str) -> tuple[EncodingKey, Encoding]:
         """Return one encoding of a prepared speaker, and its key.

@@ -1,10 +1,11 @@
 """The protocol of reference encoders, and how requests name speakers; without torch."""
 
 import hashlib
+import hmac
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -90,15 +91,24 @@ class SpeakerRef:
     Attributes:
         encoders: `encoders_id` of those that the prompt was built by; a worker with
             others refuses it. Empty if the prompt was built without encodings.
+        signature: Digest of the rest by the secret of `Database.secret`. Without it a
+            worker refuses the reference: no client can make one up.
     """
 
     audio_sha256: str
     segment: Segment
     encoders: str = ""
+    signature: str = field(default="", compare=False)
+
+    def signed(self, secret: bytes, encoders: str) -> "SpeakerRef":
+        """Return the reference by these encoders, signed with the servers' secret."""
+        named = f"{FIELD} {self.audio_sha256} {self.segment.value} {encoders}"
+        signature = hmac.digest(secret, named.encode(), "sha256").hex()[:32]
+        return replace(self, encoders=encoders, signature=signature)
 
     def to_wire(self) -> list[str]:
         """Return plain strings, which survive the host's serialization."""
-        return [self.audio_sha256, self.segment.value, self.encoders]
+        return [self.audio_sha256, self.segment.value, self.encoders, self.signature]
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> "SpeakerRef | None":
@@ -108,14 +118,23 @@ class SpeakerRef:
         """
         if (wire := info.get(FIELD)) is None:
             return None
-        audio_sha256, segment, *encoders = wire
+        audio_sha256, segment, encoders, signature = wire
         if not _SHA256.fullmatch(audio_sha256):
             raise ValueError(f"{FIELD} does not hold a content address")
         return cls(
             audio_sha256=audio_sha256,
             segment=Segment(segment),
-            encoders="".join(encoders),
+            encoders=encoders,
+            signature=signature,
         )
+
+
+def with_keyed_salt(prompt: Any, secret: bytes) -> Any:
+    """Return an engine's prompt whose salt, if it has one, no client can name."""
+    if not isinstance(prompt, dict) or (salt := prompt.get("cache_salt")) is None:
+        return prompt
+    keyed = hmac.digest(secret, f"salt {salt}".encode(), "sha256").hex()
+    return {**prompt, "cache_salt": keyed}
 
 
 def encoders_id(fingerprints: Mapping[str, str]) -> str:

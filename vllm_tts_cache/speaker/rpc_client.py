@@ -77,7 +77,7 @@ def _merged_failed_calls(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
     return wire.FailedCall(request_ids=[i for call in calls for i in call.request_ids])
 
 
-DESCRIBE = Method("tts_cache_describe", wire.Described)
+DESCRIBE = Method("tts_cache_describe", wire.Described, merge=lambda calls: calls[-1])
 WANT = Method("tts_cache_want", wire.WantAnswer)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
 # Every replica must delete a voice: that some have is not enough.

@@ -124,6 +124,12 @@ class WantAnswer(_Message, frozen=True):
     num_finished: int
 
 
+class DescribeCall(_Message, frozen=True):
+    """Take the secret by which speakers are signed, and describe the worker."""
+
+    secret: bytes
+
+
 class Described(_Message, frozen=True):
     """The encoders and the store of one worker.
 

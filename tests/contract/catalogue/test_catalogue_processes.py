@@ -49,17 +49,18 @@ def in_processes(work: Callable, *args, num_processes: int = NUM_PROCESSES) -> l
 
 def open_and_register(index: int, directory: Path) -> str:
     store = store_samples.opened(directory)
+    secret = store.database.secret()
     vector(store, f"{index}")
     store.close()
-    return "ok"
+    return secret.hex()
 
 
 def test_processes_open_a_new_directory_at_once(tmp_path, engine):
     for attempt in range(4 if engine == "sqlite" else 2):
         directory = tmp_path / f"new {attempt}"
         answers = in_processes(open_and_register, directory)
-        assert answers == ["ok"] * NUM_PROCESSES
         store = store_samples.opened(directory)
+        assert answers == [store.database.secret().hex()] * NUM_PROCESSES
         assert store.num_speakers() == NUM_PROCESSES
         assert store.verify() == []
         store.close()

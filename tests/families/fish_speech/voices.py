@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tests.families.runner import as_the_runner_says, forced, merge, remember
+from tests.in_process_workers import SECRET
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
@@ -33,7 +34,9 @@ class Voice:
         self.text, self.ref_text = text, ref_text
         self.speakers = slow_ar.tts_cache_speakers
         audio_sha256 = hashlib.sha256(codes.tobytes()).hexdigest()
-        self.ref = SpeakerRef(audio_sha256=audio_sha256, segment=Segment.REGISTERED)
+        ref = SpeakerRef(audio_sha256=audio_sha256, segment=Segment.REGISTERED)
+        self.ref = ref.signed(SECRET, "")
+        self.speakers.accept(SECRET)
         self.key = EncodingKey(
             audio_sha256=audio_sha256,
             encoder_fingerprint=self.speakers.fingerprints[CODEC],

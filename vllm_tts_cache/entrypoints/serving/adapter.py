@@ -45,11 +45,6 @@ class Speaker:
     mode: Mode
     request: Any
 
-    @property
-    def ref(self) -> SpeakerRef:
-        """The reference that names the speaker to the engine."""
-        return self.clip.ref
-
 
 class CachedAdapter:
     """The base of a family's adapter, before the host's adapter of the family.
@@ -243,8 +238,9 @@ class CachedAdapter:
             stored = None if found is None else found.fingerprints
             ensure = self._service.encodings.ensure
             existed = await ensure(need, tenant=tenant, stored=stored)
-            known = replace(clip.ref, encoders=self._service.encodings.encoders_id)
-            clip = replace(clip, ref=known)
+            encodings = self._service.encodings
+            ref = clip.ref.signed(encodings.secret, encodings.encoders_id)
+            clip = replace(clip, ref=ref)
         counted.outcome = "hit" if existed else "miss"
         request_speaker.report(counted.outcome)
         return await self.clone(Speaker(clip=clip, mode=mode, request=seen))

@@ -59,7 +59,7 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Return the speaker's address, and the transcript if its mode uses one."""
-        named: dict[str, Any] = {FIELD: speaker.ref.to_wire()}
+        named: dict[str, Any] = {FIELD: speaker.clip.ref.to_wire()}
         if speaker.request.ref_text is not None:
             named["ref_text"] = self.tts_cache_transcript(speaker.request.ref_text)
         return PreparedRequest(prompt=named, model_type=self.tts_cache_family.name)

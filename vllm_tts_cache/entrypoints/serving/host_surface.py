@@ -17,8 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm_tts_cache.entrypoints.serving.request_speaker import check_sampling
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.logs import logger
+from vllm_tts_cache.speaker.reference import with_keyed_salt
 from vllm_tts_cache.tenants import is_speaking
 
 Serve = Callable[..., Coroutine[Any, Any, Any]]
@@ -79,7 +81,8 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
         speech = app.state.openai_serving_speech
         is_ours = isinstance(speech, CachedServingSpeech)
         if is_ours and speech.cached_adapter is not None:
-            believe_adapters_alone(app.state.engine_client)
+            encodings = speech.speakers.encodings
+            believe_adapters_alone(app.state.engine_client, encodings)
         return await serve_http(app, *args, **{"http": BoundedHeads, **options})
 
     return serve
@@ -100,18 +103,23 @@ def _is_open(route: Any) -> bool:
     return is_ours or getattr(route, "path", None) in OPEN_PATHS
 
 
-def believe_adapters_alone(engine: Any) -> None:
+def believe_adapters_alone(engine: Any, encodings: SpeakerEncodings) -> None:
     """Make an engine client refuse prompts that set what only an adapter may set.
+
+    A salt that a client sets is another than any of an adapter's, which are keyed.
 
     Args:
         engine: The API process's engine client; its ``generate`` is replaced.
+        encodings: Has the secret.
     """
     host = engine.generate
 
     def generate(
         prompt: Any, sampling_params: Any = None, request_id: str = "", **named: Any
     ) -> Any:
-        if not is_speaking():
+        if is_speaking():
+            prompt = with_keyed_salt(prompt, encodings.secret)
+        else:
             if not _REQUEST_ID.fullmatch(request_id or "none"):
                 raise ForeignRequestError("request_id: it is too long, or has / or NUL")
             for params in [sampling_params, *(named.get("sampling_params_list") or ())]:

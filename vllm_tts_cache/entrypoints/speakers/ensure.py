@@ -1,6 +1,7 @@
 """Ensure: the one way an encoding comes to be, seen from the API process."""
 
 import asyncio
+import secrets
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -50,10 +51,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     fingerprints_of,
     refuse_elsewhere,
 )
-from vllm_tts_cache.speaker.wire import (
-    EncodingCall,
-    FailedCall,
-)
+from vllm_tts_cache.speaker.wire import DescribeCall, EncodingCall, FailedCall
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import ALONE, Tenant
@@ -95,6 +93,7 @@ class SpeakerEncodings:
 
     Attributes:
         encoders_id: The workers' encoders, as `fingerprints` knew them last.
+        secret: Signs speakers and salts; the workers have it when they are described.
     """
 
     def __init__(
@@ -128,6 +127,7 @@ class SpeakerEncodings:
         )
         self._fingerprints: dict[str, str] | None = None
         self.encoders_id = ""
+        self.secret = secrets.token_bytes(32)  # until that of the catalogue is read
         self._has_logged_foreign_store = False
         self._is_fetching = False
         self._to_recheck: set[str] = set()
@@ -190,12 +190,8 @@ class SpeakerEncodings:
         Raises: WorkerRPCError if they do not answer, disagree, or read another store;
             CannotCloneError if there are no workers.
         """
-        if self._fingerprints is None:
-            answers = await self._cloning().call(DESCRIBE)
-            refuse_elsewhere(answers, self._store.store_id)
-            self._fingerprints = fingerprints_of(answers)
-            self.encoders_id = encoders_id(self._fingerprints)
-        return self._fingerprints
+        known = self._fingerprints
+        return await self._describe() if known is None else known
 
     @property
     def knows_encoders(self) -> bool:
@@ -255,8 +251,10 @@ class SpeakerEncodings:
                 for too long although others are encoded.
             WorkerRPCError: The workers could not be asked.
         """
-        keys = await self.keys(need)
         sha = need.ref.audio_sha256
+        if sha in self._to_recheck:  # by a worker without the secret, perhaps
+            await self._describe()
+        keys = await self.keys(need)
         missing = absent = keys
         if not force:
             if sha not in self._to_recheck:
@@ -417,6 +415,16 @@ class SpeakerEncodings:
         return "pending", None
 
     # -------- how
+
+    async def _describe(self) -> dict[str, str]:
+        workers = self._cloning()
+        with suppress(StorageError):  # then the secret that was read last serves
+            self.secret = await self._reads.run(self._store.database.secret)
+        answers = await workers.call(DESCRIBE, DescribeCall(self.secret))
+        refuse_elsewhere(answers, self._store.store_id)
+        self._fingerprints = fingerprints_of(answers)
+        self.encoders_id = encoders_id(self._fingerprints)
+        return self._fingerprints
 
     def _cloning(self) -> AsyncWorkers:
         """Return the workers. Raises: CannotCloneError if there are none."""

@@ -23,7 +23,7 @@ class CachedAudio8TTSAdapter(PromptAdapter, Audio8TTSAdapter):
 
         Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
         """
-        request, ref = speaker.request, speaker.ref
+        request, ref = speaker.request, speaker.clip.ref
         semantic = await self._semantic(ref)
         prompt = await self._service.texts.run(
             lambda: self._builder.clone(

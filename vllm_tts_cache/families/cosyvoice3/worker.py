@@ -15,7 +15,6 @@ from vllm_omni.model_executor.models.cosyvoice3.code2wav_core import cfm
 from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 
-from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.cosyvoice3 import conditioning as conditions
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.conditioning import CODES, EMBED
@@ -23,7 +22,6 @@ from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKE
 from vllm_tts_cache.families.networks.prompts import check_length, mode_of_request
 from vllm_tts_cache.model_executor import talker
 from vllm_tts_cache.model_executor.talker import Built
-from vllm_tts_cache.speaker.reference import SpeakerRef
 
 TALKER = "cosyvoice3_talker"
 # The runner's infos of a step's requests, in the batch's order.
@@ -133,10 +131,8 @@ class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
 
         Raises: TTSCacheError, ValueError: an encoding is missing or does not fit.
         """
-        if (ref := SpeakerRef.from_info(info)) is None:
-            reason = "it names no speaker, and this model has no voice of its own"
-            raise TTSCacheError(reason)
-        found = self._encodings(ref, mode_of_request(FAMILY, info).encoders)
+        encoders = mode_of_request(FAMILY, info).encoders
+        found = self._encodings(self._speaker(info), encoders)
         return conditions.conditioning_of(
             found[TOKENS][TOKENS],
             found[MEL][MEL],

@@ -40,7 +40,7 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
         text = speaker.request.input
         voice = await self._voice(speaker.clip, speaker.request.ref_text)
         built = await self._service.texts.run(self._builder.speak, voice, text)
-        return self._prepared(speaker, built.to_engine(speaker.ref))
+        return self._prepared(speaker, built.to_engine(speaker.clip.ref))
 
     async def _voice(self, clip: Clip, ref_text: str) -> VoicePart:
         ref, num_clips = clip.ref, clip.num_clips

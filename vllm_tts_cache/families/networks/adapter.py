@@ -52,5 +52,5 @@ class PromptAdapter(adapter.TextCheckingAdapter):
     def _prepared(
         self, speaker: adapter.Speaker, prompt: dict[str, Any]
     ) -> PreparedRequest:
-        family, params = self.tts_cache_family.name, {FIELD: speaker.ref.to_wire()}
+        family, params = self.tts_cache_family.name, {FIELD: speaker.clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=family)
