@@ -35,7 +35,8 @@ def start(default_checkpoint, tmp_path, monkeypatch):
         engine.generate = lambda prompt, _params, request_id, **named: generate(
             prompt=prompt, request_id=request_id, **named
         )
-        believe_adapters_alone(engine, SimpleNamespace(secret=SECRET))
+        holder: Any = SimpleNamespace(secret=SECRET)
+        believe_adapters_alone(engine, holder)
         return running(server)
 
     return start

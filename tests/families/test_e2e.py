@@ -88,7 +88,7 @@ def test_another_voice_with_the_same_transcript_shares_no_block(client, make_cli
     assert heard[0] != heard[1]
 
 
-@pytest.mark.every_family
+@pytest.mark.does("shares_kv")
 def test_no_client_decides_how_anothers_voice_sounds(
     family, checkpoint, client, shared_server, make_clip
 ):
@@ -104,13 +104,14 @@ def test_no_client_decides_how_anothers_voice_sounds(
     registered(client, "poisoned", clip)
 
     ids = prompt.get("prompt_token_ids", [1] * 60)
-    client.http.post("/v1/completions", json={**salted, "prompt": ids})
+    once = {"Connection": "close"}  # as the host does after a 500
+    client.http.post("/v1/completions", json={**salted, "prompt": ids}, headers=once)
     hidden = {"cache_salt": salted["cache_salt"], "additional_information": told}
     client.speak(TEXT, **hidden, extra_params=hidden)
     chat = {**salted, "messages": [{"role": "user", "content": TEXT}]}
     chat["chat_template"] = "{{ messages[0].content }}"
     chat |= {"modalities": ["audio"], "additional_information": told}
-    refused = client.http.post("/v1/chat/completions", json=chat)
+    refused = client.http.post("/v1/chat/completions", json=chat, headers=once)
     assert 400 <= refused.status_code < 500, refused.text
 
     speak = lambda: client.speak(TEXT, voice="poisoned")  # noqa: E731
