@@ -1,16 +1,19 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PORT ?= 8091
 MODEL ?= qwen3
-PYTHON_ENV = .venv/bin/python
-RUN = .venv/bin/vllm-tts-cache
+# The version of vLLM-Omni: each has an environment, see scripts/setup.sh.
+HOST ?= 0.30
+VENV = .venv$(if $(filter 0.30,$(HOST)),,-$(HOST))
+PYTHON_ENV = $(VENV)/bin/python
+RUN = $(VENV)/bin/vllm-tts-cache
 
-.PHONY: types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
+.PHONY: host-diff types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
 
 help:  ## Show this list.
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-setup:  ## Build .venv from nothing; quick when it is up to date.
-	@scripts/setup.sh
+setup:  ## Build .venv from nothing; HOST=0.32 builds .venv-0.32.
+	@HOST=$(HOST) scripts/setup.sh
 
 browser:  ## Install Debian's Chromium, in which `make test-all` tries the page.
 	@scripts/setup_browser.sh
@@ -53,14 +56,34 @@ house: setup  ## Print how large the code is; fail over a budget of [tool.house]
 # kept whatever the environment says: else each of some 200 processes compiles all anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
-test: lint postgres nginx ffmpeg  ## All checks, then all tests.
+# What rests on the host. On a version other than the default one these tests are run,
+# with a server of each family, which is a long proof there but for the default family.
+HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_sockets.py \
+  tests/families/qwen3_tts/test_failed_neighbour.py \
+  $(addprefix tests/contract/test_, $(addsuffix .py, \
+  checkpoint_places cpu_attention cpu_platform cpu_rows deleted_prefix diffusion_models \
+  diffusion_worker failed_prefix host_patches host_surface lost_prompts matmul_guard \
+  openapi other_models own_threads plugin_loading registries requests_unchanged \
+  reservation resumption sleep speech stopping voice_prefill worker_calls))
+HOST_JOURNEY = tests/e2e/test_journey.py -k test_a_voice_speaks -m "long or not long"
+
+ifeq ($(HOST),0.30)
+test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: those of the host.
 	$(PYTEST)
+else
+test: setup postgres ffmpeg
+	$(PYTEST) $(HOST_TESTS)
+	$(PYTEST) $(HOST_JOURNEY)
+endif
 
 test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST) -m "long or not long"
 
 bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.
 	$(PYTHON_ENV) -m benchmarks
+
+host-diff:  ## What of the host this package uses, and what changed from OLD to NEW.
+	@$(PYTHON_ENV) scripts/host_diff.py $(OLD) $(NEW)
 
 docs: setup  ## Build the documentation into .work/site/index.html.
 	$(PYTHON_ENV) -m mkdocs build --strict
