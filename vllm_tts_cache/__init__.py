@@ -5,8 +5,14 @@ from typing import Any, NamedTuple
 
 __version__ = "0.1.0"
 
-# The version of vLLM and vLLM-Omni that this package is for.
-SUPPORTED_HOST = "0.30"
+# The versions of vLLM-Omni that this package is for. The last stable one comes first.
+SUPPORTED_HOSTS = ("0.30", "0.32")
+
+
+def is_supported_host(version: str) -> bool:
+    """Tell whether this package is for a version of vLLM-Omni, or of vLLM."""
+    return any(f"{version}.".startswith(f"{host}.") for host in SUPPORTED_HOSTS)
+
 
 _MARK = "_vllm_tts_cache_patch"
 

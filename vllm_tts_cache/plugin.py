@@ -1,6 +1,6 @@
 """Entry points: each attaches what its process needs, and imports it only then.
 
-Which group runs where (vLLM-Omni 0.30):
+Which group runs where (vLLM-Omni 0.30 and 0.32):
 
 * ``vllm_omni.general_plugins`` -> :func:`register`: the API process, each stage
   process and each worker. A plain ``vllm serve`` of a text model never loads it.
@@ -11,24 +11,29 @@ Which group runs where (vLLM-Omni 0.30):
 
 import logging
 import sys
+from contextlib import closing
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
-from vllm_tts_cache import SUPPORTED_HOST
+from vllm_tts_cache import SUPPORTED_HOSTS, is_supported_host
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _API_SERVER = "vllm_omni.entrypoints.openai.api_server"
 _OFFLINE = "vllm_omni.entrypoints.omni"
 _ENGINE_CORE = "vllm_omni.engine.stage_engine_core_proc"
+_ADVICE = "Install a version of vllm-tts-cache that is for this host"
 
 
 def register() -> None:
     """Attach everything this process needs; a second call changes nothing.
 
-    Raises: ConfigError: A setting is wrong; the message names the variable.
+    Raises: ConfigError: A setting is wrong; the message names the variable. Or the
+        host is not supported, and would serve voices or tenants without this plugin.
     """
     if not _is_wanted():
+        _refuse_unsupported_host()
         return
     from vllm_tts_cache.model_executor import failed_requests, rpc_methods
 
@@ -76,17 +81,63 @@ def _is_wanted() -> bool:
 
 
 def _host_is_supported() -> bool:
-    try:
-        version = metadata.version("vllm-omni")
-    except metadata.PackageNotFoundError:
-        return False
-    if version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}."):
-        return True
-    _warn_once(
-        f"vllm-tts-cache supports vllm-omni {SUPPORTED_HOST}.x and found {version}: it "
-        "stays switched off. Install a matching version of vllm-tts-cache."
-    )
+    version = _host_version()
+    if version is None or is_supported_host(version):
+        return version is not None
+    _warn_once(f"{_unsupported(version)} it stays switched off. {_ADVICE}.")
     return False
+
+
+def _refuse_unsupported_host() -> None:
+    """End the process if stock would speak without keys, or without its voices.
+
+    Raises: ConfigError.
+    """
+    from vllm_tts_cache.config import load_settings
+    from vllm_tts_cache.errors import ConfigError
+
+    version, settings = _host_version(), load_settings()
+    if version is None or is_supported_host(version) or not settings.enabled:
+        return
+    if settings.tenants_file is not None:
+        without = "no tenant's key would be asked for"
+    elif settings.catalogue_url or _has_voices(settings.samples_dir):
+        without = "no registered voice would be found"
+    else:
+        return
+    message = (
+        f"{_unsupported(version)} without it {without}. {_ADVICE}, or set "
+        "SPEAKER_CACHE_ENABLED=0 to serve without the plugin."
+    )
+    logger.error(message)
+    raise ConfigError(message)
+
+
+def _has_voices(directory: Path) -> bool:
+    """Tell whether there are voices in the catalogue's file; True if in doubt."""
+    import sqlite3
+
+    from vllm_tts_cache.catalogue.sqlite import FILE_NAME
+
+    if not (file := directory.absolute() / FILE_NAME).exists():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as db:
+            return db.execute("SELECT 1 FROM speaker LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+def _host_version() -> str | None:
+    try:
+        return metadata.version("vllm-omni")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _unsupported(version: str) -> str:
+    hosts = " and ".join(SUPPORTED_HOSTS)
+    return f"vllm-tts-cache supports vllm-omni {hosts}, and found {version}:"
 
 
 @cache

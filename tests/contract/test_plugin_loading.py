@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.store_samples import opened, register
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.speaker.family import families
 
 HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
@@ -108,6 +110,23 @@ print(json.dumps([seconds, loaded, heavy]))
     assert runs[0][1:] == [["vllm_tts_cache.plugin"], []]
 
 
+def refused(directory, version="1.0", **environ):
+    """What register() says in a process on an unsupported host, and what it logs."""
+    code = """
+import json, logging
+logging.basicConfig(format="%(levelname)s %(message)s")
+import vllm_tts_cache.plugin as plugin
+from vllm_tts_cache.errors import ConfigError
+try:
+    plugin.register()
+    print("null")
+except ConfigError as exc:
+    print(json.dumps(str(exc)))
+"""
+    stdout, stderr = run(code, path=installed(directory, version), **environ)
+    return json.loads(stdout.splitlines()[-1]), stderr
+
+
 @pytest.mark.parametrize("version", ["0.29.2", "0.31.0", "0.300.0", "1.0"])
 def test_an_unsupported_host_is_one_clear_line_and_nothing_else(tmp_path, version):
     code = f"""
@@ -121,15 +140,42 @@ for _ in range(2):
     assert plugin.cpu_platform() is None
 {IMPORTED}
 """
-    stdout, stderr = run(code, path=installed(tmp_path, version))
+    stdout, stderr = run(
+        code, path=installed(tmp_path, version), SPEAKER_SAMPLES_DIR=str(tmp_path)
+    )
     assert json.loads(stdout) == []
     assert stderr == (
-        f"WARNING vllm-tts-cache supports vllm-omni 0.30.x and found {version}: it "
-        "stays switched off. Install a matching version of vllm-tts-cache.\n"
+        "WARNING vllm-tts-cache supports vllm-omni 0.30 and 0.32, and found "
+        f"{version}: it stays switched off. Install a version of vllm-tts-cache that "
+        "is for this host.\n"
     )
 
 
-@pytest.mark.parametrize("version", ["0.30", "0.30.0", "0.30.7", "0.30.1rc1"])
+def test_a_host_that_would_ask_tenants_for_no_key_does_not_start(tmp_path):
+    reason, log = refused(tmp_path, SPEAKER_TENANTS_FILE=str(tmp_path / "tenants"))
+    assert "found 1.0: without it no tenant's key would be asked for." in reason
+    assert log.splitlines()[-1] == f"ERROR {reason}"
+
+
+def test_a_host_that_would_not_find_the_voices_does_not_start(tmp_path):
+    at = {"SPEAKER_SAMPLES_DIR": str(tmp_path)}
+    store = opened(tmp_path)
+    assert refused(tmp_path / "none", **at)[0] is None
+    register(store, "Ann")
+    reason, _ = refused(tmp_path / "one", **at)
+    store.close()
+    assert "without it no registered voice would be found." in reason
+    assert reason == refused(tmp_path / "closed", **at)[0]
+    off = {"SPEAKER_CACHE_ENABLED": "0"}
+    assert "or set SPEAKER_CACHE_ENABLED=0" in reason
+    assert refused(tmp_path / "off", **at, **off)[0] is None
+    (tmp_path / FILE_NAME).write_bytes(b"no database")
+    assert refused(tmp_path / "broken", **at)[0] == reason
+    url = "postgresql://user@localhost/voices"
+    assert refused(tmp_path / "server", SPEAKER_CATALOGUE_URL=url)[0] == reason
+
+
+@pytest.mark.parametrize("version", ["0.30", "0.30.7", "0.30.1rc1", "0.32.0rc1"])
 def test_every_patch_release_of_the_host_is_supported(tmp_path, version):
     code = """
 import vllm_tts_cache.plugin as plugin

@@ -69,6 +69,7 @@ def attach() -> None:
 
     Raises: ConfigError.
     """
+    from vllm_omni.engine import orchestrator
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
     from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
@@ -93,7 +94,10 @@ def attach() -> None:
     host_fixes.quiet_failed_requests()
     patch_once(OrchestratorBase, "_handle_collective_rpc", host_fixes.calling_beside)
     patch_once(OrchestratorBase, "_dispatch_or_fail_request", host_fixes.failing_alone)
-    patch_once(AsyncOmniEngine, "_create_orchestrator", host_fixes.waiting_for_outputs)
+    if hasattr(orchestrator, "_event_driven_orch_default_for_pipeline"):  # until 0.32
+        patch_once(
+            AsyncOmniEngine, "_create_orchestrator", host_fixes.waiting_for_outputs
+        )
     patch_once(api_server, "OmniOpenAIServingSpeech", lambda _: CachedServingSpeech)
     patch_once(
         api_server, "OmniStreamingSpeechHandler", lambda _: CachedStreamingSpeech

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vllm_tts_cache import SUPPORTED_HOST, __version__, errors
+from vllm_tts_cache import SUPPORTED_HOSTS, __version__, errors, is_supported_host
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.files import PARTIAL_PREFIX, shared_file_system, write_private
 from vllm_tts_cache.logs import printable
@@ -299,10 +299,9 @@ def processors() -> Iterator[Finding]:
 
 def _host(name: str, version: str | None) -> Finding:
     if version is None:
-        return fail(name, "none", f"pip install '{name}=={SUPPORTED_HOST}.*'")
-    is_ours = version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}.")
-    hint = f"this version is for {SUPPORTED_HOST}.x and stays switched off otherwise"
-    return fail(name, version, hint, unless=is_ours)
+        return fail(name, "none", f"pip install '{name}=={SUPPORTED_HOSTS[0]}.*'")
+    hint = f"this version of vllm-tts-cache is for {' and '.join(SUPPORTED_HOSTS)}"
+    return fail(name, version, hint, unless=is_supported_host(version))
 
 
 def _allowed_plugins(chosen: str | None) -> Finding:

@@ -157,7 +157,9 @@ class OtherModel:
 OTHER_MODELS: Mapping[str, OtherModel] = {
     "audex": OtherModel("Audex", takes_clips=False),
     "audex_tta": OtherModel("Audex TTA", takes_clips=False),
+    "auk": OtherModel("AuK", takes_clips=False),  # a clip comes with each request
     "covo_audio": OtherModel("Covo-Audio", takes_clips=False),
+    "fish_omni_tts": OtherModel("Fish Audio Drama 3"),
     "gepard": OtherModel("Gepard", takes_clips=False),
     "glm_tts": OtherModel("GLM-TTS"),
     "indextts2": OtherModel("IndexTTS 2"),
@@ -169,6 +171,7 @@ OTHER_MODELS: Mapping[str, OtherModel] = {
     "moss_tts": OtherModel("MOSS-TTS"),
     "moss_tts_nano": OtherModel("MOSS-TTS-Nano"),
     "step_audio2": OtherModel("Step-Audio2", takes_clips=False),
+    "yue2": OtherModel("YuE2", takes_clips=False),
 }
 
 

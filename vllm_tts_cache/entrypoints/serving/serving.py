@@ -232,6 +232,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         self.uploaded_speakers = host_speakers.KnownVoices()  # type: ignore[assignment]
         self._ref_audio_data_url_cache = host_speakers.NoMemo()
 
+    def _refresh_uploaded_speakers(self, *, force: bool = False) -> None:
+        """Read no directory: vLLM-Omni 0.32 would, before each request."""
+
     def _drop_shadowing_uploads(self) -> None:
         """Delete none: a built-in name is looked up before a registered one."""
 
@@ -248,6 +251,15 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             throttled.warn_of("reading a voice", "Reading a voice: %s", exc.log_text)
             return None
         return voice.audio
+
+    def _load_registered_reference(self, reference: Any) -> tuple[Any, int]:
+        """Return what vLLM-Omni 0.32 reads from a voice's file for MOSS-TTS.
+
+        Raises: ValueError as the host, SpeakerRequestError as `_load_uploaded_audio`.
+        """
+        if (audio := self._load_uploaded_audio(reference.name)) is None:
+            raise ValueError(f"Voice {reference.name!r} has no audio that can be read")
+        return audio
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
         """Return a voice's raw embedding, for families that we do not serve."""

@@ -91,7 +91,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
         if not session.takes(text):
             reason = f"An utterance has {limits.MAX_INPUT_CHARS:,} characters at most"
             await self._send_error(websocket, reason)
-            await websocket.close(_TOO_BIG)
+            await session.close(_TOO_BIG)
             raise WebSocketDisconnect(_TOO_BIG)
         return {**message, "text": text}
 
@@ -112,17 +112,18 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
     async def _generate_and_send(
         self, websocket: WebSocket, *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         """Speak as the host does, if the tenants file still has the client's key."""
-        _session(websocket).begin()
+        session = _session(websocket)
+        session.begin()
         try:
-            if tenant_of(caller_of(websocket)).name != _session(websocket).tenant.name:
+            if tenant_of(caller_of(session)).name != session.tenant.name:
                 raise UnauthorizedError
         except SpeakerRequestError as exc:
             await self._send_error(websocket, str(exc))
-            await websocket.close(_DENIED)
+            await session.close(_DENIED)
             raise WebSocketDisconnect(_DENIED) from exc
-        await super()._generate_and_send(websocket, *args, **kwargs)
+        return await super()._generate_and_send(websocket, *args, **kwargs)
 
 
 class _Session(WebSocket):
@@ -220,6 +221,8 @@ def _check_fields(config: dict[str, Any]) -> None:
 
 
 def _session(websocket: WebSocket) -> _Session:
+    if not isinstance(websocket, _Session):  # vLLM-Omni 0.32 wraps what it is given
+        websocket = websocket._websocket  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(websocket, _Session), "it is served by us"
     return websocket
 

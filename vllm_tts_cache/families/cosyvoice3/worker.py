@@ -116,7 +116,10 @@ class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
             kwargs[BUFFER] = [conditions.without_ours(info) for info in kwargs[BUFFER]]
         given = input_ids, positions, intermediate_tensors, inputs_embeds
         output = super().forward(*given, additional_information, **kwargs)
-        return output.text_hidden_states if self.has_preprocess else output
+        if not self.has_preprocess:
+            return output
+        # vLLM-Omni 0.32 returns the talker's hidden states alone as well.
+        return getattr(output, "text_hidden_states", output)
 
     def make_omni_output(self, model_outputs: Any, **kwargs: Any) -> OmniOutput:
         """Add the decoder's conditionings to a step's hidden states."""

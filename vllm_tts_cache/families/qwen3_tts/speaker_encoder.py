@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from vllm_omni.model_executor.models.qwen3_tts import (
     configuration_qwen3_tts as configuration,
 )
-from vllm_omni.model_executor.models.qwen3_tts import (
-    prompt_embeds_builder,
-    qwen3_tts_talker,
-)
+from vllm_omni.model_executor.models.qwen3_tts import prompt_embeds_builder
+
+try:  # vLLM-Omni 0.32
+    from vllm_omni.model_executor.models.common.ecapa_tdnn import (  # pyright: ignore[reportMissingImports]
+        ECAPATimeDelayNet as SpeakerNetwork,
+    )
+except ModuleNotFoundError:
+    from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
+        Qwen3TTSSpeakerEncoder as SpeakerNetwork,
+    )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
@@ -99,7 +105,7 @@ def load_speaker_encoder(
         raise CheckpointError(str(model_dir / "config.json"), reason)
     encoder_config = configuration.Qwen3TTSSpeakerEncoderConfig(**section)
     with torch.device("meta"):
-        network = qwen3_tts_talker.Qwen3TTSSpeakerEncoder(encoder_config)
+        network = SpeakerNetwork(encoder_config)
     tensors = checkpoint.read_tensors(model_dir, "speaker_encoder.")
     path = f"{model_dir} speaker_encoder.*"
     weights = checkpoint.assign_float32(network, tensors, path=path)
