@@ -87,6 +87,30 @@ class FailedRequests:
         return [row for row, rid in enumerate(request_ids) if rid in self._ids]
 
 
+def ending_sampler(sampler: Any, failed: FailedRequests) -> Any:
+    """Wrap a sampler of the second runner, so that failed requests get the failure id.
+
+    vLLM-Omni 0.32 samples Qwen3-TTS with one that masks this id after `compute_logits`.
+    Nothing samples after the wrapper. What the host does next with the ids, it does
+    with the failure id: it takes a frame that begins with it for none.
+    """
+    from vllm_omni.worker_v2 import (
+        omni_sampler as hosts,  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+    class EndingSampler(hosts.OmniSampler):
+        def sample_step(
+            self, hidden: Any, batch: Any, states: Any, grammar: Any, standard: Any
+        ) -> Any:
+            sampled = hosts.sample_with_output(
+                self.base_sampler, standard, hidden, batch, states, grammar
+            )
+            failed.force(sampled.sampler_output.sampled_token_ids, batch.req_ids)
+            return sampled
+
+    return EndingSampler(sampler)
+
+
 class SuspectPrefixes:
     """KV prefixes that may hold no voice, because a request with them failed.
 

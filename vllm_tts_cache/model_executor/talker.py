@@ -12,6 +12,7 @@ from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,
+    ending_sampler,
     request_id_of,
 )
 from vllm_tts_cache.model_executor.loading import SpeakerSide
@@ -62,7 +63,8 @@ class CachedTalker(SpeakerSide):
             problem = (
                 f"{self.tts_cache_family.title} cannot be served on the second model "
                 "runner: it passes over what gives requests their voices and ends "
-                "those that fail. Set model_runner: v1 in the deploy file."
+                "those that fail. Set model_runner: v1 in the deploy file, or leave "
+                "--deploy-config out: the host's default file has that runner."
             )
             raise logged_error(problem)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -112,6 +114,12 @@ class CachedTalker(SpeakerSide):
                 yield
         finally:
             self._requests_of_rows = []
+
+    def mrv2_custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
+        """Wrap the sampler of the second runner, for which vLLM-Omni 0.32 asks."""
+        hosts = getattr(super(), "mrv2_custom_sampler", lambda _: None)
+        chosen, rejection_sampler = hosts(sampler) or (sampler, None)
+        return ending_sampler(chosen, self._failed_requests), rejection_sampler
 
     def _has_failed(self, info: Mapping[str, Any]) -> bool:
         """Tell whether an earlier chunk of the request failed."""

@@ -1,6 +1,6 @@
 """The Qwen3-TTS talker, taking its speaker prompt by content address."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as host
 
 from vllm_tts_cache.families.qwen3_tts import family
+from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor import talker
 from vllm_tts_cache.model_executor.talker import Built
 from vllm_tts_cache.speaker.reference import FIELD
@@ -19,6 +20,30 @@ class CachedQwen3TTSTalker(
     """The host's talker with speaker prompts from stored encodings."""
 
     tts_cache_family = family.FAMILY
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load the talker; a talker that decodes as well keeps no decoder states."""
+        if getattr(self, "stream_decode", False):
+            logger.warning(
+                "This deploy file decodes in the talker: the reference of a voice is "
+                "decoded for each request, and SPEAKER_CACHE_DECODER_MAX_BYTES has no "
+                "effect. With two stages it is decoded once."
+            )
+        return super().load_weights(weights)
+
+    def preprocess_prefill_rows_mrv2(
+        self, *, entries: Sequence[Any], **tensors: Any
+    ) -> list[dict[str, Any] | None]:
+        """Build rows for several requests as vLLM-Omni 0.32; `preprocess` for the rest.
+
+        One that it cannot read would end the engine; `preprocess` fails it alone.
+        """
+        host: Any = super()
+        try:
+            return host.preprocess_prefill_rows_mrv2(entries=entries, **tensors)
+        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+            logger.warning("Prefills are built one by one: %s", type(exc).__name__)
+            return [None] * len(entries)
 
     @talker.failing_alone
     def preprocess(self, input_ids: Tensor, input_embeds: Any, **info: Any) -> Built:

@@ -43,6 +43,7 @@ FAMILY = Family(
         "<s> </s> <|audio_start|> <|audio_end|> "
         "<|audio_prompt_start|> <|audio_prompt_end|>"
     ),
+    needs_first_runner=True,  # 0.32's second runner counts rows that we pass over
     failure_id=3,  # only 0, go on, and 1, stop, are ever sampled
     # A preempted request does not resume: only the worker knows what it built positions
     # of, and a prompt that continues with outputs is longer than the one it built.
