@@ -16,6 +16,9 @@ class Allocator:
             raise self.error
         self.calls.append(("sleep", offload_tags))
 
+    def discard(self, tags):
+        self.calls.append(("discard", tags))
+
     def wake_up(self, tags):
         self.calls.append(("wake_up", tags))
 

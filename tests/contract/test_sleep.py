@@ -34,11 +34,19 @@ def executor(speakers):
     worker.rank, worker.device = 0, "cpu"
     talker = SimpleNamespace(tts_cache_speakers=speakers)
     worker.model_runner = SimpleNamespace(model=talker)
-    executor: Any = SimpleNamespace(is_sleeping=False, sleeping_tags=set())
-    executor.collective_rpc = lambda name, kwargs: getattr(worker, name)(**kwargs)
-    executor.sleep = lambda *args: Executor.sleep(executor, *args)
-    executor.wake_up = lambda *args: Executor.wake_up(executor, *args)
-    executor.worker = worker
+
+    class OneWorker:
+        worker: Any
+        is_sleeping = property(lambda self: bool(self.sleeping_tags))
+        is_sleeping = is_sleeping.setter(lambda self, _: None)  # as 0.30 does
+        sleep, wake_up = Executor.sleep, Executor.wake_up
+        discard = getattr(Executor, "discard", None)  # since 0.32
+
+        def collective_rpc(self, name, args=(), kwargs=None):
+            return getattr(self.worker, name)(*args, **(kwargs or {}))
+
+    executor: Any = OneWorker()
+    executor.worker, executor.sleeping_tags = worker, set()
     return executor
 
 
@@ -65,6 +73,18 @@ def test_with_its_weights_alone_it_is_not_awake(executor, allocator, speakers, r
     assert state(speakers, ref) is JobState.FAILED
     executor.wake_up(["kv_cache"])
     assert state(speakers, ref) is QUEUED
+
+
+@pytest.mark.skipif(not hasattr(Executor, "discard"), reason="since 0.32")
+def test_while_the_kv_caches_memory_is_away_nothing_is_encoded(
+    executor, allocator, speakers, ref
+):
+    executor.worker._sleep_mode_backend = allocator
+    executor.discard(("kv_cache",))
+    assert state(speakers, ref) is JobState.FAILED
+    executor.wake_up(["kv_cache"])
+    assert state(speakers, ref) is QUEUED
+    assert [name for name, _ in allocator.calls] == ["discard", "wake_up"]
 
 
 def test_a_sleep_that_fails_is_none(executor, allocator, speakers, ref):

@@ -89,7 +89,9 @@ def reserve_blocks(
     """Reserve blocks in a new scheduler, if its KV cache may run short."""
     allocator = ReservingAllocator(scheduler, plausible_tokens)
     num_fitting = allocator.num_longest_requests()
-    if num_fitting >= scheduler.max_num_running_reqs:
+    # vLLM 0.32 can run fewer requests at a time than it has places for.
+    most = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+    if num_fitting >= most:
         return
     scheduler.kv_cache_manager.allocate_slots = allocator
     logger.warning(
@@ -98,7 +100,7 @@ def reserve_blocks(
         "and %s to the end. For more requests at a time raise gpu_memory_utilization "
         "or kv_cache_memory_bytes, or lower max_model_len or the requests' max_tokens.",
         num_fitting,
-        scheduler.max_num_running_reqs,
+        most,
         scheduler.max_model_len,
         "max_tokens" if plausible_tokens is None else "what its text plausibly takes",
     )

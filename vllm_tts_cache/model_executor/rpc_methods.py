@@ -7,10 +7,10 @@ returns one, as bytes, because the host mangles types that it does not know. Non
 raises, because the host would return the exception as a value: a worker without a
 speaker side answers `Unsupported`, and any other error is answered as `Failed`.
 
-``sleep`` and ``wake_up`` replace the host's, call them, and pause the encode thread
-while vLLM's sleep mode has the GPU's memory. Sleep mode does not take the encoders' own
-memory (`encode_work` says why), so an encode would not fail. It would take memory that
-was promised to others.
+``sleep``, ``discard`` and ``wake_up`` replace the host's, call them, and pause the
+encode thread while vLLM's sleep mode has the GPU's memory, or that of the KV cache.
+Sleep mode does not take the encoders' own memory (`encode_work` says why), so an encode
+would not fail. It would take memory that was promised to others.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,13 @@ Method = Callable[..., bytes]
 PATCHES = (
     Patch(
         "vllm_omni.worker.mixins.OmniWorkerMixin",
-        "sleep wake_up",
+        "sleep discard wake_up",
         "The encode thread rests while sleep mode has the memory.",
         until="the host has models take part in sleep mode",
     ),
     Patch(
         "vllm_omni.diffusion.worker.diffusion_worker.DiffusionWorker",
-        "sleep wake_up",
+        "sleep discard wake_up",
         "The same for diffusion workers, which share no class with the others.",
         until="the host has models take part in sleep mode",
     ),
@@ -277,48 +277,57 @@ def _install_on(workers: Any) -> None:
     """Add the methods to a class of the host's.
 
     Args:
-        workers: Our ``sleep`` and ``wake_up`` call those that the class itself has,
-            or else those of the next class that has them.
+        workers: Our ``sleep`` and its like call those that the class itself has, or
+            else those of the next class that has them.
     """
-    hosts = {name: vars(workers).get(name) for name in ("sleep", "wake_up")}
-
-    def host(worker: Any, name: str) -> Callable[..., Any]:
-        own = hosts[name]
-        return (
-            getattr(super(workers, worker), name)
-            if own is None
-            else own.__get__(worker)
-        )
-
-    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Go to sleep as the host does, once no encode runs.
-
-        Sleep mode does not free a decoder's states of voices, so they are deleted.
-        """
-        states: DecoderStates | None = getattr(_model(self), STATES, None)
-        if states is not None:
-            states.delete_all_for_now()
-        speakers: WorkerEncodings | None = getattr(_model(self), SPEAKERS, None)
-        if speakers is None:
-            return host(self, "sleep")(*args, **kwargs)
-        speakers.sleep()
-        try:
-            return host(self, "sleep")(*args, **kwargs)
-        except BaseException:
-            speakers.wake_up()
-            raise
+    sleep, discard = _resting(workers, "sleep"), _resting(workers, "discard")
+    host = _hosts(workers, "wake_up")
 
     def wake_up(self: Any, tags: list[str] | None = None) -> Any:
         """Wake up as the host does; encodes go on once all memory is back."""
-        answer = host(self, "wake_up")(tags)
+        answer = host(self)(tags)
         speakers: WorkerEncodings | None = getattr(_model(self), SPEAKERS, None)
         # Weights may be woken alone, to be loaded anew; the rest is woken after them.
         if speakers is not None and (tags is None or "kv_cache" in tags):
             speakers.wake_up()
         return answer
 
-    for method in (*METHODS, sleep, wake_up):
+    for method in METHODS:
         patch_once(workers, method.__name__, lambda _, ours=method: ours)
+    patch_once(workers, "sleep", lambda _: sleep)
+    patch_once(workers, "discard", lambda _: discard)
+    patch_once(workers, "wake_up", lambda _: wake_up)
+
+
+def _resting(workers: Any, name: str) -> Callable[..., Any]:
+    host = _hosts(workers, name)
+
+    def rest(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Give memory away as the host does, once no encode runs.
+
+        The host does not free a decoder's states of voices, so they are deleted.
+        """
+        states: DecoderStates | None = getattr(_model(self), STATES, None)
+        if states is not None:
+            states.delete_all_for_now()
+        speakers: WorkerEncodings | None = getattr(_model(self), SPEAKERS, None)
+        if speakers is None:
+            return host(self)(*args, **kwargs)
+        speakers.sleep()
+        try:
+            return host(self)(*args, **kwargs)
+        except BaseException:
+            speakers.wake_up()
+            raise
+
+    return rest
+
+
+def _hosts(workers: Any, name: str) -> Callable[[Any], Callable[..., Any]]:
+    own = vars(workers).get(name)
+    if own is not None:
+        return own.__get__
+    return lambda worker: getattr(super(workers, worker), name)
 
 
 def replace_models() -> None:
