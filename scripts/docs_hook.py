@@ -56,7 +56,10 @@ def families_page() -> str:
     folder = ROOT / "vllm_tts_cache" / "families"
     pages = {readme.parent.name for readme in folder.glob("*/README.md")}
     links = [f"- [{f.title}]({f.name}.md)" for f in families() if f.name in pages]
-    return "\n".join(["# Models", "", table.stdout, *links, ""])
+    from scripts.support_table import support_table
+
+    hosts = ["## Versions of vLLM-Omni", "", support_table(), ""]
+    return "\n".join(["# Models", "", table.stdout, *links, "", *hosts])
 
 
 def settings_page() -> str:

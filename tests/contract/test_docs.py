@@ -1,6 +1,8 @@
 """The documentation says what the code says; `make docs` builds it, strictly."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,14 @@ def test_commands_of_pages_and_their_options_are_those_that_there_are():
             assert given <= options | {"--help"}, (page, line)
             seen += 1
     assert seen > 15
+
+
+def test_the_hosts_of_the_readme_are_those_that_are_tested():
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.support_table"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout in (ROOT / "README.md").read_text()
