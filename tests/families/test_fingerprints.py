@@ -7,6 +7,7 @@ found out here.
 import json
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +212,25 @@ def other(value):
             numbers = {k for k, v in value.items() if isinstance(v, int | float)}
             return {k: other(v) if k in numbers else v for k, v in value.items()}
     return 1
+
+
+PINNED = Path(__file__).with_name("pinned_encodings.json")
+
+
+def pinned(encoder):
+    """The fingerprint, and the first values of one encoding."""
+    arrays = encoder.encode(audio(24_000, 30_011)).arrays
+    first = {name: array.reshape(-1)[:64].tolist() for name, array in arrays.items()}
+    return {"fingerprint": encoder.fingerprint, **first}
+
+
+@every_encoder
+def test_every_host_gives_the_encodings_that_are_stored(known, owner, name):
+    """Voices outlive an upgrade of the host, of transformers and of torch."""
+    found, wanted = pinned(known(owner, name)[0]), json.loads(PINNED.read_text())
+    assert found == {
+        key: value
+        if key == "fingerprint" or isinstance(value[0], int)
+        else pytest.approx(value, abs=0.01)
+        for key, value in wanted[f"{owner.name}-{name}"].items()
+    }
