@@ -63,7 +63,7 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   $(addprefix tests/contract/test_, $(addsuffix .py, \
   checkpoint_places cpu_attention cpu_platform cpu_rows deleted_prefix diffusion_models \
   diffusion_worker failed_prefix host_patches host_surface lost_prompts matmul_guard \
-  openapi other_models own_threads plugin_loading registries requests_unchanged \
+  openapi other_models other_sites own_threads plugin_loading registries requests_unchanged \
   reservation resumption sleep speech stopping voice_prefill worker_calls))
 HOST_JOURNEY = tests/e2e/test_journey.py -k test_a_voice_speaks -m "long or not long"
 

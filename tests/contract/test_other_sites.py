@@ -93,7 +93,7 @@ async def test_one_whose_origin_the_operator_names_is_served(server):
 
 async def test_one_that_has_the_servers_key_is_served(server):
     """As OpenAI's client in a browser, whatever site that is on."""
-    started_with(server, api_key=[KEY])
+    started_with(server, api_key=[KEY], allowed_origins=["*"])  # 0.30's default
     bearer = of_page(Authorization=f"Bearer {KEY}")
     preflight = await server.client.options(
         "/v1/audio/speech",
