@@ -14,11 +14,13 @@ import sys
 from pathlib import Path
 
 # Exactly what importing it needs on top of constraints.txt. Its own pins are the
-# first two; transformers 4.57 needs the older huggingface-hub, which in turn cannot
-# be read by newer kernels. The newest scikit-learn would bring one package more.
+# first two; transformers 4.57 needs the older tokenizers and huggingface-hub, which in
+# turn cannot be read by newer kernels. The newest scikit-learn would bring one package
+# more.
 PINS = (
     "qwen-tts==0.1.1",
     "transformers==4.57.3",
+    "tokenizers==0.22.2",
     "huggingface-hub==0.36.2",
     "kernels==0.9.0",
     "librosa==0.11.0",
