@@ -19,6 +19,7 @@ from pathlib import Path
 from vllm_tts_cache import SUPPORTED_HOSTS, is_supported_host
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+_warn_once = cache(logger.warning)
 
 _API_SERVER = "vllm_omni.entrypoints.openai.api_server"
 _OFFLINE = "vllm_omni.entrypoints.omni"
@@ -138,8 +139,3 @@ def _host_version() -> str | None:
 def _unsupported(version: str) -> str:
     hosts = " and ".join(SUPPORTED_HOSTS)
     return f"vllm-tts-cache supports vllm-omni {hosts}, and found {version}:"
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)

@@ -96,9 +96,7 @@ def beginning(engine: Engine, *statements: str) -> Engine:
     return engine.execution_options(begins_with=statements)
 
 
-def with_ballast(
-    act: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], T]:
+def with_ballast(act: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Have a method that frees space, or starts a server, use the ballast.
 
     While a full disk fails it, half of the ballast is given up and the method is called

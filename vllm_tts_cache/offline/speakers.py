@@ -24,11 +24,7 @@ from vllm_tts_cache.speaker.family import (
     Transcript,
     family_of_checkpoint,
 )
-from vllm_tts_cache.speaker.reference import (
-    SpeakerRef,
-    encoders_id,
-    with_keyed_salt,
-)
+from vllm_tts_cache.speaker.reference import SpeakerRef, encoders_id, with_keyed_salt
 from vllm_tts_cache.speaker.wire import (
     DescribeCall,
     EncodingCall,

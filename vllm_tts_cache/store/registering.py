@@ -207,10 +207,7 @@ class Registrations:
 
     @with_ballast
     def delete(
-        self,
-        name: str,
-        tenant: str = DEFAULT_TENANT,
-        key: IdempotencyKey | None = None,
+        self, name: str, tenant: str = DEFAULT_TENANT, key: IdempotencyKey | None = None
     ) -> Deletion:
         """Delete a speaker: once this returns, no lookup finds it.
 

@@ -94,8 +94,7 @@ async def register_voice(
         bool, Form(description="encode it in the background", examples=[True])
     ] = True,
     check: Annotated[
-        bool,
-        Form(description="say what the clip is worth: `quality`", examples=[True]),
+        bool, Form(description="say what the clip is worth: `quality`", examples=[True])
     ] = True,
 ) -> Any:
     """Register a voice by reference clips or by a raw speaker embedding.
@@ -214,8 +213,7 @@ async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) ->
 
 
 @router.patch(
-    "/v1/audio/voices/{name}",
-    responses=answers(models.VoiceStatus, 404, 409, 413),
+    "/v1/audio/voices/{name}", responses=answers(models.VoiceStatus, 404, 409, 413)
 )
 async def change_voice(
     handler: Handler, tenant: CallingTenant, name: VoiceName, changes: VoiceChanges

@@ -28,13 +28,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
     WorkerBusyError,
 )
-from vllm_tts_cache.speaker.wire import (
-    JobState,
-    Want,
-    WantAnswer,
-    WantCall,
-    WantReport,
-)
+from vllm_tts_cache.speaker.wire import JobState, Want, WantAnswer, WantCall, WantReport
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
