@@ -136,7 +136,8 @@ async def test_the_hosts_route_shows_what_is_done(server):
     assert found["requests_total", f'{named}"miss"'] == 2
     assert found["requests_total", f'{named}"hit"'] == 2
     assert found["requests_total", f'{named}"failed"'] == 2
-    assert found["requests_failed_total", refused] == 1
+    unfetched = 'fault="client",reason="NotFetchedError"'
+    assert found["requests_failed_total", unfetched] == 1
     unknown = 'fault="client",reason="SpeakerNotFoundError"'
     assert found["requests_failed_total", unknown] == 1
     assert found["fetches_total", 'outcome="failed"'] == 1

@@ -9,6 +9,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.http.callers import OtherSiteError
 from vllm_tts_cache.entrypoints.http.clips import RangeNotSatisfiableError
+from vllm_tts_cache.entrypoints.serving.fetching import NotFetchedError
 from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.speaker.rpc_client import (
@@ -30,6 +31,7 @@ ERRORS = [
     (routing.TooManyPartsError(), 400, "BadRequestError"),
     (routing.TooSlowError(), 408, "BadRequestError"),
     (InvalidRequestError("no", None), 400, "BadRequestError"),
+    (NotFetchedError("no"), 400, "BadRequestError"),
     (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.AlreadyDoneError("voice_0"), 409, "ConflictError"),

@@ -49,7 +49,7 @@ class Texts:
         return [self.table(ids.to(self.table.weight.device)) for ids in prompts]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def codec(own_checkpoint):
     return host_encoder(own_checkpoint)
 
