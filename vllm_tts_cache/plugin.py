@@ -90,25 +90,24 @@ def _host_is_supported() -> bool:
 
 
 def _refuse_unsupported_host() -> None:
-    """End the process if stock would speak without keys, or without its voices.
+    """End an API server if stock would speak without keys, or without its voices.
 
     Raises: ConfigError.
     """
     from vllm_tts_cache.config import load_settings
     from vllm_tts_cache.errors import ConfigError
 
-    version, settings = _host_version(), load_settings()
-    if version is None or is_supported_host(version) or not settings.enabled:
+    version = _host_version()
+    if _API_SERVER not in sys.modules or version is None or is_supported_host(version):
         return
-    if settings.tenants_file is not None:
-        without = "no tenant's key would be asked for"
-    elif settings.catalogue_url or _has_voices(settings.samples_dir):
-        without = "no registered voice would be found"
-    else:
+    settings = load_settings()
+    is_in_use = settings.tenants_file or settings.catalogue_url
+    if not settings.enabled or not (is_in_use or _has_voices(settings.samples_dir)):
         return
     message = (
-        f"{_unsupported(version)} without it {without}. {_ADVICE}, or set "
-        "SPEAKER_CACHE_ENABLED=0 to serve without the plugin."
+        f"{_unsupported(version)} without it no registered voice would be found, and "
+        f"no tenant's key asked for. {_ADVICE}, or set SPEAKER_CACHE_ENABLED=0 to "
+        "serve without the plugin."
     )
     logger.error(message)
     raise ConfigError(message)

@@ -28,7 +28,7 @@ UNKNOWN: dict[str, Any] = {FIELD: _ABSENT_REF.signed(SECRET, "").to_wire()}
 UNNAMED = {
     "no-encoding": UNKNOWN,
     "not-signed": {FIELD: _ABSENT_REF.signed(b"guessed", "").to_wire()},
-    "no-address": {FIELD: ["no address", "registered"]},
+    "no-address": {FIELD: ["no address", "registered", "", ""]},
     "no-speaker": {FIELD: None},
 }
 

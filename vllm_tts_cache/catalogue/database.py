@@ -210,11 +210,15 @@ class Database:
 
         Raises: StorageError.
         """
-        with self.write() as db:
-            key: bytes | None = db.execute(select(schema.secret.c.key)).scalar()
-            if key is None:
-                key = secrets.token_bytes(32)
-                db.execute(schema.secret.insert().values(number=1, key=key))
+        query = select(schema.secret.c.key)
+        with self.read() as db:
+            key: bytes | None = db.execute(query).scalar()
+        if key is None:
+            with self.write() as db:
+                key = db.execute(query).scalar()
+                if key is None:
+                    key = secrets.token_bytes(32)
+                    db.execute(schema.secret.insert().values(number=1, key=key))
         return key
 
     def _check_version(self, version: int) -> None:

@@ -95,9 +95,8 @@ def attach() -> None:
     patch_once(OrchestratorBase, "_handle_collective_rpc", host_fixes.calling_beside)
     patch_once(OrchestratorBase, "_dispatch_or_fail_request", host_fixes.failing_alone)
     if hasattr(orchestrator, "_event_driven_orch_default_for_pipeline"):  # until 0.32
-        patch_once(
-            AsyncOmniEngine, "_create_orchestrator", host_fixes.waiting_for_outputs
-        )
+        waits = host_fixes.waiting_for_outputs
+        patch_once(AsyncOmniEngine, "_create_orchestrator", waits)
     patch_once(api_server, "OmniOpenAIServingSpeech", lambda _: CachedServingSpeech)
     patch_once(
         api_server, "OmniStreamingSpeechHandler", lambda _: CachedStreamingSpeech

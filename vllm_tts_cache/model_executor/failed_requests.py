@@ -8,6 +8,7 @@ the request as an error with our reason: a 500 with text.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -94,9 +95,7 @@ def ending_sampler(sampler: Any, failed: FailedRequests) -> Any:
     Nothing samples after the wrapper. What the host does next with the ids, it does
     with the failure id: it takes a frame that begins with it for none.
     """
-    from vllm_omni.worker_v2 import (
-        omni_sampler as hosts,  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    hosts: Any = import_module("vllm_omni.worker_v2.omni_sampler")
 
     class EndingSampler(hosts.OmniSampler):
         def sample_step(

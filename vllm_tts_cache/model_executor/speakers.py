@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -230,8 +230,8 @@ class WorkerEncodings:
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
         self.fingerprints = {name: e.fingerprint for name, e in encoders.items()}
-        # The last two: requests that began before a change may be prefilled again.
-        self._secrets = deque[bytes](maxlen=2)
+        # Of all API servers, and of before a change: a prompt may be built again.
+        self._secrets: list[bytes] = []
         self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
         self._num_prompts = 0
         self._num_failed_prompts = 0
@@ -323,8 +323,8 @@ class WorkerEncodings:
 
     def accept(self, secret: bytes) -> None:
         """Accept speakers that are signed with a secret."""
-        if secret not in self._secrets:
-            self._secrets.append(secret)
+        others = [each for each in self._secrets if each != secret]
+        self._secrets = [secret, *others][:8]
 
     def want(self, call: WantCall, rank: int) -> WantAnswer:
         """Queue a client's new wants, and report which have ended; returns at once.

@@ -151,11 +151,7 @@ class CachedAdapter:
     async def check_texts(self, request: Any, mode: Mode) -> None:
         """Refuse texts of a clone that the model would misread; the base refuses none.
 
-        Args:
-            request: A request with the transcript of the clone.
-            mode: The clone's.
-
-        Raises: InvalidSpeakerError.
+        The request has the transcript of the clone. Raises: InvalidSpeakerError.
         """
 
     def _checkpoint(self) -> Path:

@@ -167,9 +167,8 @@ class FetchConnection(HTTPConnection):
         host = request.url.raw_host or ""
         if self.domains and host not in self.domains:
             allowed = ", ".join(self.domains)
-            raise NotFetchedError(
-                f"it leads to none of the allowed domains ({allowed})"
-            )
+            reason = f"it leads to none of the allowed domains ({allowed})"
+            raise NotFetchedError(reason)
         _is_to_proxy.set(request.proxy is not None)
         if request.proxy is not None and not self._may_be_named(host):
             raise NotPublicError

@@ -190,8 +190,7 @@ class SpeakerEncodings:
         Raises: WorkerRPCError if they do not answer, disagree, or read another store;
             CannotCloneError if there are no workers.
         """
-        known = self._fingerprints
-        return await self._describe() if known is None else known
+        return self._fingerprints or await self._describe()
 
     @property
     def knows_encoders(self) -> bool:
@@ -418,8 +417,11 @@ class SpeakerEncodings:
 
     async def _describe(self) -> dict[str, str]:
         workers = self._cloning()
-        with suppress(StorageError):  # then the secret that was read last serves
+        try:
             self.secret = await self._reads.run(self._store.database.secret)
+        except StorageError:
+            if self._fingerprints is None:  # else the one that was read last serves
+                raise
         answers = await workers.call(DESCRIBE, DescribeCall(self.secret))
         refuse_elsewhere(answers, self._store.store_id)
         self._fingerprints = fingerprints_of(answers)
@@ -632,7 +634,7 @@ class SpeakerEncodings:
             if not self._has_logged_foreign_store:
                 logger.error("%s", exc)
             self._has_logged_foreign_store = True
-        except WorkerRPCError as exc:  # it may not be served yet
+        except (WorkerRPCError, StorageError) as exc:  # it may not be served yet
             logger.debug("Asking for fingerprints failed: %s", exc)
         finally:
             self._is_fetching = False

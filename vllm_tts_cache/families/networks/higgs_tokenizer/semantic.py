@@ -49,7 +49,8 @@ class _Transformer(nn.Module):
         x = self.layer_norm(x + self.pos_conv_embed(x))
         states = [x]
         for layer in self.layers:
-            (x,) = layer(x)
+            made = layer(x)  # a tuple before transformers 5.16
+            x = made[0] if isinstance(made, tuple) else made
             states.append(x)
         return torch.stack(states, dim=1).mean(dim=1)
 
