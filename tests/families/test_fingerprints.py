@@ -217,20 +217,23 @@ def other(value):
 PINNED = Path(__file__).with_name("pinned_encodings.json")
 
 
-def pinned(encoder):
-    """The fingerprint, and the first values of one encoding."""
+def pinned(encoder, _, identity):
+    """What is in the fingerprint, and the first values of one encoding.
+
+    But for the weights: those of a tiny checkpoint differ between processors.
+    """
     arrays = encoder.encode(audio(24_000, 30_011)).arrays
     first = {name: array.reshape(-1)[:64].tolist() for name, array in arrays.items()}
-    return {"fingerprint": encoder.fingerprint, **first}
+    return {"fingerprint": checkpoint._sha256({**identity, "weights": ""}), **first}
 
 
 @every_encoder
 def test_every_host_gives_the_encodings_that_are_stored(known, owner, name):
     """Voices outlive an upgrade of the host, of transformers and of torch."""
-    found, wanted = pinned(known(owner, name)[0]), json.loads(PINNED.read_text())
+    found, wanted = pinned(*known(owner, name)), json.loads(PINNED.read_text())
     assert found == {
         key: value
         if key == "fingerprint" or isinstance(value[0], int)
-        else pytest.approx(value, abs=0.01)
+        else pytest.approx(value, abs=0.001)
         for key, value in wanted[f"{owner.name}-{name}"].items()
     }
