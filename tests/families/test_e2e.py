@@ -70,7 +70,7 @@ def test_a_new_text_of_a_voice_prefills_only_itself(client, make_clip):
         for text in TEXTS[1:]:
             speak = lambda text=text, who=who: client.speak(text, **who)  # noqa: E731
             first, had, found = prefix_tokens(client, speak)
-            assert found / had >= 0.85
+            assert found / had >= 0.9
             again, _, _ = prefix_tokens(client, speak)
             assert again.audio == first.audio
 
