@@ -150,7 +150,7 @@ class ClipLimits:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ControlTokens:
     """The tokens of a model that shape its prompts, so that no text may hold them.
 
@@ -166,7 +166,7 @@ class ControlTokens:
     named: str = ""
     tags: str = ""
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names, which are all that is known without a tokenizer."""
         return self.named.split()
