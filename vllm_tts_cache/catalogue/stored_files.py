@@ -97,7 +97,7 @@ _ADD = (
 _SINCE = (
     select(stored_file.c.id, stored_file.c.audio_sha256, stored_file.c.artifact)
     .where(stored_file.c.id > bindparam("after"), stored_file.c.is_audio == 0)
-    .order_by(stored_file.c.id)
+    .order_by(stored_file.c.id.desc())
     .limit(bindparam("most"))
 )
 
@@ -293,14 +293,9 @@ def oldest(
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:
-    """Return encodings after a row's id: (id, audio, encoder fingerprint), by id."""
+    """Return the newest encodings after an id: (id, audio, encoder fingerprint)."""
     rows = db.execute(_SINCE, {"after": file_id, "most": limit})
     return [(number, sha, artifact) for number, sha, artifact in rows]
-
-
-def last_id(db: Connection) -> int:
-    """Return the id of the newest row; 0 if there is none."""
-    return db.execute(select(func.max(stored_file.c.id))).scalar() or 0
 
 
 def sums(db: Connection) -> dict[tuple[str, int], Usage]:

@@ -228,18 +228,15 @@ class SpeakerStore:
     def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
         """Return the number for the next call, and encodings stored after ``file_id``.
 
-        The first call passes -1 and gets the number only. Each call gets at most a
-        thousand keys: call again until there are none.
+        The newest come first; those before the newest thousand are left out.
         """
         with self.database.read() as db:
-            if file_id < 0:
-                return stored_files.last_id(db), []
             rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
         keys = [
             EncodingKey(audio_sha256=sha, encoder_fingerprint=artifact)
             for _, sha, artifact in rows
         ]
-        return rows[-1][0] if rows else file_id, keys
+        return rows[0][0] if rows else file_id, keys
 
     def first_to_precompute(self) -> int:
         """Return the generation from which a server that starts precomputes.

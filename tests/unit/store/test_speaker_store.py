@@ -249,13 +249,14 @@ def test_publishing_again_replaces_and_tells_it_anew(store):
 
 @pytest.mark.every_backend
 def test_what_is_stored_is_told_by_query(store):
-    assert store.stored_since(-1) == (0, [])
+    assert store.stored_since(0) == (0, [])
     for number in range(3):
         register(store, f"{number}", number)
-    start, _ = store.stored_since(-1)
     publish(store, 0)
     publish(store, 2, "f")
-    assert store.stored_since(start)[1] == [key(0), key(2, "f")]
+    newest, keys = store.stored_since(0)
+    assert keys == [key(2, "f"), key(0)]
+    assert store.stored_since(newest) == (newest, [])
     assert store.stored_artifacts([address(0), address(2), address(7)]) == {
         address(0): {AUDIO, "e" * 64},
         address(2): {AUDIO, "f" * 64},

@@ -48,7 +48,6 @@ MAX_NEW = 64
 MAX_WITHDRAWN = 1024
 # A shorter outage of the catalogue or of a worker fails no caller.
 OUTAGE_SECONDS = 5.0
-_NO_NUMBER = -1  # makes `stored_since` return the number to begin from
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -108,7 +107,7 @@ class PendingEncodings:
         self._joined: asyncio.Future[None] | None = None  # done when one has joined
         self._task: asyncio.Task[None] | None = None
         self._is_shut_down = False
-        self._last_id = _NO_NUMBER
+        self._last_id = 0  # of the rows that were looked at
         self._asked_at = 0.0  # when the last answer came
         self._answer_seconds = 0.0  # how long it took
         self._num_stored_since = 0  # encodings, since the workers were asked last
@@ -186,7 +185,7 @@ class PendingEncodings:
         if self._joined is not None and not self._joined.done():
             self._joined.set_result(None)
         if self._task is None:
-            self._start()
+            self._task = asyncio.create_task(self._run())
         return pending
 
     def leave(self, pending: Pending) -> None:
@@ -266,29 +265,31 @@ class PendingEncodings:
 
     # -------- the task
 
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(self._ended)
-
     async def _run(self) -> None:
-        self._last_id = _NO_NUMBER
-        while self._by_key:
-            self._joined = asyncio.get_running_loop().create_future()
-            # Where no request waits, longer pauses save CPU.
-            is_urgent = any(each.want.urgent for each in self._by_key.values())
-            pause_seconds = LOOK_SECONDS if is_urgent else ASK_SECONDS
-            try:
-                await self._look()
-                await self._ask_and_look()
-            except TTSCacheError as exc:
-                self._fail_after_outage(exc)
-                pause_seconds = MIN_ASK_SECONDS
-            if self._by_key:
-                await asyncio.wait([self._joined], timeout=pause_seconds)
+        try:
+            while self._by_key:
+                self._joined = asyncio.get_running_loop().create_future()
+                # Where no request waits, longer pauses save CPU.
+                is_urgent = any(each.want.urgent for each in self._by_key.values())
+                pause_seconds = LOOK_SECONDS if is_urgent else ASK_SECONDS
+                try:
+                    await self._ask_and_look()
+                except TTSCacheError as exc:
+                    self._fail_after_outage(exc)
+                    pause_seconds = MIN_ASK_SECONDS
+                if self._by_key:
+                    await asyncio.wait([self._joined], timeout=pause_seconds)
+        except Exception as exc:  # noqa: BLE001  it must not leave callers waiting
+            message = "Waiting for encodings failed: %r"
+            throttled.warn_of("waiting", message, exc, mistake=exc)
+            self._settle_all(EncodeError(f"waiting for it failed: {exc!r}"))
+        finally:
+            self._task = None
 
     def _fail_after_outage(self, error: TTSCacheError) -> None:
         """Fail callers that have waited for `OUTAGE_SECONDS` of an outage."""
         now = time.monotonic()
+        self._last_id = 0  # a failover may have lost the newest rows
         if self._outage_since is None:
             self._outage_since = now
         is_final = self._workers.have_ended or isinstance(error, UnsupportedModelError)
@@ -297,22 +298,12 @@ class PendingEncodings:
             if is_final or waited_seconds >= OUTAGE_SECONDS:
                 self._settle(pending, error)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of ours must not leave callers waiting for ever.
-            message = "Waiting for encodings failed: %r"
-            throttled.warn_of("waiting", message, error, mistake=error)
-            self._settle_all(EncodeError(f"waiting for it failed: {error!r}"))
-        if self._by_key:
-            self._start()
-
     # -------- the catalogue
 
     async def _look(self) -> None:
         """Finish the futures of encodings that were stored since the last call.
 
-        The workers, which are asked next, report those that were stored before.
+        The workers report what was stored before they were asked.
 
         Raises: StorageError.
         """
@@ -336,10 +327,12 @@ class PendingEncodings:
         """
         quiet_seconds = time.monotonic() - self._asked_at
         # While the host waits for an answer it hands on no request.
-        if quiet_seconds < max(MIN_ASK_SECONDS, self._answer_seconds):
-            return
-        rest_seconds = RENEW_SECONDS if self._num_stored_since else ASK_SECONDS
-        if not self._unsent and quiet_seconds < rest_seconds:
+        wait_seconds = max(MIN_ASK_SECONDS, self._answer_seconds)
+        if not self._unsent:
+            rest_seconds = RENEW_SECONDS if self._num_stored_since else ASK_SECONDS
+            wait_seconds = max(wait_seconds, rest_seconds)
+        if quiet_seconds < wait_seconds:
+            await self._look()
             return
         asking = asyncio.create_task(self._ask())
         try:
@@ -351,6 +344,7 @@ class PendingEncodings:
                 # The next call needs its end, and asyncio would log its error.
                 await asyncio.gather(asking, return_exceptions=True)
         await asking
+        await self._look()
         self._outage_since = None
 
     async def _ask(self) -> None:
