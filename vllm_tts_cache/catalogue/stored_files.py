@@ -156,17 +156,17 @@ def artifacts(db: Connection, audio_sha256s: Sequence[str]) -> dict[str, set[str
     return found
 
 
-def put(db: Connection, file: StoredFile, used_at: int | None = None) -> int:
+def put(db: Connection, file: StoredFile, replaced: StoredFile | None) -> int:
     """Insert the file's row in the place of the one of its address and artifact.
 
     Its id is a new one, so that `since` returns it. Returns how many bytes the audio,
-    or the encodings, of its segment have with it.
+    or the encodings, of its segment have with it. ``replaced`` is the row that is there
+    now, read in this transaction.
     """
-    if (replaced := find(db, file.audio_sha256, file.artifact)) is not None:
+    if replaced is not None:
         _remove(db, replaced)
     is_audio = int(file.artifact == AUDIO)
-    if used_at is None:
-        used_at = _next_use(db, file.segment, is_audio)
+    used_at = _next_use(db, file.segment, is_audio)
     row = asdict(file) | {"segment": file.segment.value, "is_audio": is_audio}
     row["is_suspect"] = int(file.is_suspect)
     times = {"used_at": used_at, "created_at": time.time()}

@@ -240,5 +240,5 @@ def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
         segment=Segment.REGISTERED,
         num_bytes=len(blob),
     )
-    stored_files.put(db, file)
+    stored_files.put(db, file, None)
     return True

@@ -122,7 +122,7 @@ class Writer:
             with self._placing(file.artifact, file.audio_sha256) as db:
                 now = stored_files.find(db, file.audio_sha256, file.artifact)
                 if is_same := now is not None and now.object_name == file.object_name:
-                    self._place(db, staged, file.segment)
+                    self._place(db, staged, file.segment, now)
                 return is_same
         except TakenAwayError:
             return False
@@ -207,10 +207,11 @@ class Writer:
             staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, artifact)
             try:
                 with self._placing(artifact, sha) as db:
-                    audio = stored_files.find(db, sha, AUDIO)
-                    if audio is None:
+                    rows = {f.artifact: f for f in stored_files.of_audio(db, sha)}
+                    if (audio := rows.get(AUDIO)) is None:
                         return False
-                    num_bytes = self._place(db, staged, audio.segment)
+                    replaced = rows.get(artifact)
+                    num_bytes = self._place(db, staged, audio.segment, replaced)
             except TakenAwayError:
                 continue
             finally:
@@ -293,13 +294,20 @@ class Writer:
             limit, usage_of = owner.max_audio_bytes, owners.of_tenant
             if limit is not None and usage_of(db, owner.tenant).audio_bytes > limit:
                 raise errors.AudioBudgetError(limit, is_tenants=True)
+        if staged is not None:
+            kept_as = Segment.REGISTERED if is_registered else segment
+            self._place(db, staged, kept_as, known)
         if segment is Segment.REGISTERED and not is_registered:
             # Its encodings as well, which an evicted inline audio leaves.
             stored_files.move(db, sha, segment)
-        if staged is not None:
-            self._place(db, staged, Segment.REGISTERED if is_registered else segment)
 
-    def _place(self, db: Connection, staged: Staged, segment: Segment) -> int:
+    def _place(
+        self,
+        db: Connection,
+        staged: Staged,
+        segment: Segment,
+        replaced: StoredFile | None,
+    ) -> int:
         """Place bytes and write their row; return the bytes of the segment with it."""
         file = StoredFile(
             audio_sha256=staged.audio_sha256,
@@ -308,7 +316,7 @@ class Writer:
             num_bytes=len(staged.data),
             object_name=self._blobs.place(db, staged),
         )
-        return stored_files.put(db, file)
+        return stored_files.put(db, file, replaced)
 
     def _make_room(self, segment: Segment, sha: str, artifact: str) -> None:
         """Evict what is over the budget; if that fails, the new file stays stored."""

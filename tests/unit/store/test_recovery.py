@@ -137,7 +137,7 @@ def test_registered_files_that_no_speaker_has_are_removed(store):
             segment=stored_files.Segment.REGISTERED,
             num_bytes=5,
         )
-        stored_files.put(db, register_row)
+        stored_files.put(db, register_row, None)
     path_of(store, 3).parent.mkdir(parents=True)
     path_of(store, 3).write_bytes(b"12345")
     assert store.verify() != []
