@@ -57,7 +57,11 @@ class ReferenceAudio:
             raise ValueError(f"the sample rate must be positive: {sample_rate_hz} Hz")
         if not np.isfinite(samples).all():
             raise ValueError("the samples are not all finite")
-        starts = _checked_starts(clip_starts, samples.size)
+        starts, size = tuple(map(int, clip_starts)), samples.size
+        if len(starts) > MAX_CLIPS:
+            raise ValueError(f"{len(starts)} clips are more than {MAX_CLIPS}")
+        if starts[:1] != (0,) or any(a >= b for a, b in pairwise((*starts, size))):
+            raise ValueError(f"clips cannot begin at {list(starts)} of {size}")
         # Adding zero copies, and turns -0.0 into 0.0: decoders differ in that sign,
         # which must not give one clip two addresses.
         owned = samples + np.float32(0.0)
@@ -108,15 +112,6 @@ class ReferenceAudio:
             ReferenceAudio.of(self.samples[start:end], self.sample_rate_hz)
             for start, end in pairwise(ends)
         )
-
-
-def _checked_starts(clip_starts: Sequence[int], num_samples: int) -> tuple[int, ...]:
-    if len(clip_starts) > MAX_CLIPS:
-        raise ValueError(f"{len(clip_starts)} clips are more than {MAX_CLIPS}")
-    starts = tuple(map(int, clip_starts))
-    if starts[:1] != (0,) or any(a >= b for a, b in pairwise((*starts, num_samples))):
-        raise ValueError(f"clips cannot begin at {list(starts)} of {num_samples}")
-    return starts
 
 
 def _address(

@@ -83,11 +83,22 @@ class StoreDirectory:
 
     def exists(self, audio_sha256: str, artifact: str) -> bool:
         """Whether the file exists; one ``stat``, does not read it."""
-        return _is_there(self.file_name(audio_sha256, artifact))
+        name = self.file_name(audio_sha256, artifact)
+        try:
+            os.stat(name)  # noqa: PTH116  a Path takes as long as the call
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise storage_error(name, exc) from exc
+        return True
 
     def has_any(self, audio_sha256: str) -> bool:
         """Whether the audio has a directory; one ``stat``."""
-        return _is_there(str(self.audio_directory(audio_sha256)))
+        directory = self.audio_directory(audio_sha256)
+        with storage_errors(directory), suppress(FileNotFoundError):
+            directory.stat()
+            return True
+        return False
 
     def read(self, audio_sha256: str, artifact: str) -> bytes | None:
         """Return the file's bytes, unverified; None if it is missing."""
@@ -98,13 +109,13 @@ class StoreDirectory:
 
         Raises: StorageFullError: No space is left; the partial file is removed.
         """
-        with self._lock:
-            mine = self._presence
-            if mine is not None and not _is_there(str(mine.path)):
-                mine.end()  # another program removed its directory
-            if mine is None or not mine.is_here:
-                mine = self._presence = Presence(self.partial)
-        with storage_errors(mine.path):
+        with storage_errors(self.partial):
+            with self._lock:
+                mine = self._presence
+                if mine is not None and not mine.path.exists():
+                    mine.end()  # another program removed its directory
+                if mine is None or not mine.is_here:
+                    mine = self._presence = Presence(self.partial)
             return write_private(mine.path, data)
 
     def place(self, staged: Path, audio_sha256: str, artifact: str) -> None:
@@ -239,16 +250,6 @@ def remove_tree(path: Path) -> None:
             return
     with storage_errors(path), suppress(FileNotFoundError):
         shutil.rmtree(path)
-
-
-def _is_there(name: str) -> bool:
-    try:
-        os.stat(name)  # noqa: PTH116  a Path takes as long as the call
-    except FileNotFoundError:
-        return False
-    except OSError as exc:
-        raise storage_error(name, exc) from exc
-    return True
 
 
 def _names(path: Path) -> list[str]:

@@ -130,7 +130,9 @@ class KeyTurns:
 
         Never waits. Where the file cannot be locked, each caller has the turn.
         """
-        byte = int(key.digest[:16], 16) % (1 << _KEY_BITS)
+        # Both parts are hashes already.
+        number = int(key.audio_sha256[:16], 16) ^ int(key.encoder_fingerprint[:16], 16)
+        byte = number % (1 << _KEY_BITS)
         with self._lock:
             # Threads share the open file, and with it the lock.
             is_mine = byte not in self._taken and self._set(fcntl.F_WRLCK, byte)

@@ -21,12 +21,6 @@ class Budget:
         if self.max_bytes < 0 or (self.max_entries or 0) < 0:
             raise ValueError(f"a budget must not be negative: {self}")
 
-    def allows(self, num_bytes: int, num_entries: int) -> bool:
-        """Whether this much stays within both limits."""
-        if self.max_entries is not None and num_entries > self.max_entries:
-            return False
-        return num_bytes <= self.max_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStats:
@@ -143,12 +137,15 @@ class LruSegment(Generic[K, V]):
 
         None, and nothing is changed, for a value that is over the budget by itself.
         """
-        if not self.budget.allows(value.num_bytes, 1):
+        max_bytes, max_entries = self.budget.max_bytes, self.budget.max_entries
+        if value.num_bytes > max_bytes or max_entries == 0:
             return None
         self.entries[key] = value
         self.num_bytes += value.num_bytes
         evicted = list[K]()
-        while not self.budget.allows(self.num_bytes, len(self.entries)):
+        while self.num_bytes > max_bytes or (
+            max_entries is not None and len(self.entries) > max_entries
+        ):
             evicted.append(oldest := next(iter(self.entries)))
             self.remove(oldest)
         self.evictions += len(evicted)
