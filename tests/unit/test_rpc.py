@@ -231,7 +231,7 @@ class SlowEngine(InProcessEngine):
 
 
 async def asked_at_once(*calls):
-    tasks = [asyncio.create_task(call) for call in calls]
+    tasks = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0.01)
     return tasks
 

@@ -162,7 +162,8 @@ class EncodeQueue:
             client.until = now + lease_seconds
             for number in withdrawn:
                 client.ended.pop(number, None)
-                self._withdraw(client_id, client, number)
+                if number in client.jobs:
+                    self._withdraw(client_id, client, number)
             for number, job in new.items():
                 if number in client.ended:  # the answer that reported it was lost
                     continue
@@ -172,12 +173,12 @@ class EncodeQueue:
                 job.wanted_by.add((client_id, number))
                 job.queued_at = now
                 joined = self._running_or_queued(job)
-                if isinstance(joined, EncodeJob):
+                if isinstance(joined, Report):
+                    client.ended[number] = joined
+                else:
                     client.jobs[number] = joined
                 if job.is_in_memory:
                     client.ended[number] = _READY
-                elif isinstance(joined, Report):
-                    client.ended[number] = joined
             if client.jobs:
                 self._start_thread()
                 self._changed.notify_all()
@@ -301,8 +302,7 @@ class EncodeQueue:
 
     def _withdraw(self, client_id: str, client: _Client, number: int) -> None:
         """Remove a want, and its job if no other client wants that."""
-        if (job := client.jobs.pop(number, None)) is None:
-            return
+        job = client.jobs.pop(number)
         job.wanted_by.discard((client_id, number))
         if not job.wanted_by and job is not self._running:
             self._line.remove(job)

@@ -72,7 +72,8 @@ class EncodeDevice:
                 encoding = self._encode_in_free_memory(encoder, audio)
             else:
                 encoding = encoder.encode(audio)
-        return Encoding(encoding.arrays, computed_on(self._device))
+        encoding.origin = computed_on(self._device)  # before another thread has it
+        return encoding
 
     def num_idle_cores(self) -> float:
         """Return how many of this process's cores were idle lately, on average.
@@ -268,15 +269,12 @@ class StoredEncodeWork:
             return False
         if self._cache.is_stored(job.key):
             return True
-        if not self._cache.memory.contains(job.key):
-            if self._store.copies is None:
-                return False
-            # Another machine may have made it.
-            return self._cache.load(job.key, job.segment)
-        if (found := self._cache.get(job.key, job.segment)) is None:
-            return False
-        self._cache.put(job.key, found, job.segment)
-        return True
+        if job.is_in_memory:
+            found = self._cache.get(job.key, job.segment)
+            return found is not None and self._cache.put(job.key, found, job.segment)
+        # Another machine may have made it.
+        has_copies = self._store.copies is not None
+        return has_copies and self._cache.load(job.key, job.segment)
 
     def encode(self, job: EncodeJob) -> Encoding:
         """Make the encoding. Raises: MissingAudioError, EncodeError, StorageError."""

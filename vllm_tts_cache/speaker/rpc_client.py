@@ -8,7 +8,7 @@ here both become errors. If some replicas answer, that is enough, unless `needs_
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -162,9 +162,9 @@ class AsyncWorkers:
         """Whether the workers have ended; the host does not start them again."""
         return self._engine.errored
 
-    async def call(
+    def call(
         self, method: Method[A], request: msgspec.Struct | None = None
-    ) -> list[A]:
+    ) -> Awaitable[list[A]]:
         """Call a method; return the answers of all workers of replicas that answered.
 
         At most `MAX_CALLS` calls of one method run at a time; the others wait. If the
@@ -177,14 +177,14 @@ class AsyncWorkers:
                 all.
         """
         if method.merge is None:
-            return await self._ask(method, [request])
+            return self._ask(method, [request])
         if (shared := self._shared.get(method.name)) is None:
             requests: list[msgspec.Struct | None] = []
             answers = asyncio.create_task(self._ask(method, requests))
             answers.add_done_callback(_retrieve)
             shared = self._shared[method.name] = _Shared(requests, answers)
         shared.requests.append(request)
-        return await asyncio.shield(shared.answers)
+        return asyncio.shield(shared.answers)
 
     async def _ask(
         self, method: Method[A], requests: list[msgspec.Struct | None]
