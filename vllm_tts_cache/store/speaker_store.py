@@ -20,7 +20,6 @@ from cachetools import TTLCache
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import (
     deletions,
     owners,
@@ -80,6 +79,25 @@ def _reading(
     def read(self: "SpeakerStore", *args: P.args, **kwargs: P.kwargs) -> T:
         with self.database.read() as db:
             return look(db, *args, **kwargs)
+
+    return read
+
+
+def _parsed(
+    parse: Callable[[bytes, EncodingKey], T],
+) -> Callable[["SpeakerStore", str], T | None]:
+    """Return the method that reads an audio and returns ``parse`` of its bytes."""
+
+    def read(self: "SpeakerStore", audio_sha256: str) -> T | None:
+        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=AUDIO)
+        try:
+            found = self._reader.read(key, parse)
+        except SourceCorruptError:
+            self.writer.suspect(audio_sha256)
+            raise
+        if found is None:
+            self.writer.suspect(audio_sha256)
+        return found
 
     return read
 
@@ -321,23 +339,11 @@ class SpeakerStore:
 
     # --- workers
 
-    def read_audio(self, audio_sha256: str) -> ReferenceAudio | None:
-        """Read, verify and decode; None if it is not stored.
-
-        Raises:
-            SourceCorruptError: The bytes are no audio of this address. Registered ones
-                stay until the clip is registered again, inline ones are removed.
-        """
-        return self._read_audio(audio_sha256, audio_file.from_bytes)
-
-    def audio_for_client(self, audio_sha256: str) -> tuple[bytes, str] | None:
-        """Return the audio as a FLAC or WAV file, and its media type.
-
-        None if it is not stored.
-
-        Raises: as `read_audio`.
-        """
-        return self._read_audio(audio_sha256, audio_file.to_client)
+    # Both return None for an audio that is not stored, and raise SourceCorruptError for
+    # bytes that are no audio of its address. Registered ones stay until the clip is
+    # registered again, inline ones are removed.
+    read_audio = _parsed(audio_file.from_bytes)
+    audio_for_client = _parsed(audio_file.to_client)
 
     def read(self, key: EncodingKey) -> Encoding | None:
         """Read and verify an encoding, from disk or bucket; None if it is not stored.
@@ -433,19 +439,6 @@ class SpeakerStore:
             self.participants.leave()
         self.files.close()
         self.database.close()
-
-    def _read_audio(
-        self, sha: str, parse: Callable[[bytes, EncodingKey], T]
-    ) -> T | None:
-        key = EncodingKey(audio_sha256=sha, encoder_fingerprint=AUDIO)
-        try:
-            found = self._reader.read(key, parse)
-        except SourceCorruptError:
-            self.writer.suspect(sha)
-            raise
-        if found is None:
-            self.writer.suspect(sha)
-        return found
 
     def _read_encoding(
         self,
