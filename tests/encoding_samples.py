@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 
 from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.store.cache import Budget
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.memory import Budget
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 ROOMY = {segment: Budget(1 << 20) for segment in Segment}

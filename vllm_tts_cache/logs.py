@@ -1,4 +1,4 @@
-"""Logging without floods of warnings, and text without control characters.
+"""Logging without floods of warnings, counts, and text without control characters.
 
 A failing disk or worker cannot fill a log (`ThrottledLog`), and a foreign text shows as
 one line on a terminal and moves no cursor (`printable`).
@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from cachetools import LRUCache
@@ -19,6 +20,25 @@ INTERVAL_SECONDS = 60.0
 _MAX_CAUSES = 256
 
 _MAX_CHARS = 1000
+
+
+class Counters:
+    """Named counts that threads may add to."""
+
+    def __init__(self) -> None:
+        # No Counter: it handles a missing name in Python code, which slows each hit.
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Add to the count of a name."""
+        with self._lock:
+            self._counts[name] += number
+
+    def snapshot(self) -> Counter[str]:
+        """Return a copy; a name never counted is 0."""
+        with self._lock:
+            return Counter(self._counts)
 
 
 class ThrottledLog:

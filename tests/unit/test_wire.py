@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.store.memory import SegmentStats, TierStats
+from vllm_tts_cache.store.cache import SegmentStats, TierStats
 
 SHA = "a" * 64
 WANT = wire.Want(id=7, audio_sha256=SHA, fingerprint=SHA, segment="inline")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_tts_cache.speaker.wire import DecoderStats, Deleted
-from vllm_tts_cache.store.memory import Budget, LruSegment
+from vllm_tts_cache.store.cache import Budget, LruSegment
 
 # A request with a prompt may reach the decoder after its voice was deleted, so no state
 # of that voice is stored for this long; later the voice may be registered again.

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from vllm_tts_cache.errors import WorkerRPCError
-from vllm_tts_cache.store.memory import TierStats
+from vllm_tts_cache.store.cache import TierStats
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T", bound=Struct)

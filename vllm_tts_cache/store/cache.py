@@ -1,12 +1,288 @@
-"""A worker's cache of encodings: its memory in front of the store."""
+"""A worker's cache of encodings: its memory in front of the store.
+
+The memory is bounded in bytes and in entries.
+"""
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.memory import Budget, CacheStats, Counters, MemoryTier
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The limits of one segment; ``max_entries=None`` limits bytes only."""
+
+    max_bytes: int
+    max_entries: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0 or (self.max_entries or 0) < 0:
+            raise ValueError(f"a budget must not be negative: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStats:
+    """What one segment holds and how it was used.
+
+    Hits and misses count under the requested segment, evictions under the segment
+    that lost the entry.
+    """
+
+    entries: int
+    bytes: int
+    max_bytes: int
+    max_entries: int | None
+    hits: int
+    misses: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats(SegmentStats):
+    """A snapshot of one tier: the sums of its segments, and each of them.
+
+    ``max_entries`` is None if a segment has no such limit.
+    """
+
+    segments: dict[Segment, SegmentStats]
+
+    @classmethod
+    def of(cls, segments: dict[Segment, SegmentStats]) -> "TierStats":
+        """Sum the segments."""
+        all_ = segments.values()
+        known = [s.max_entries for s in all_ if s.max_entries is not None]
+        added = "entries", "bytes", "max_bytes", "hits", "misses", "evictions"
+        return cls(
+            **{name: sum(getattr(s, name) for s in all_) for name in added},
+            max_entries=sum(known) if len(known) == len(all_) else None,
+            segments=segments,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """A snapshot of one process's cache; taking it uses no disk.
+
+    Attributes:
+        hits: Calls of `EncodingCache.get` answered from ``memory`` and from ``disk``.
+        misses: Calls that neither could answer.
+        corrupt: Encodings that did not match their key; each counts as a miss.
+        tier_errors: Calls that the disk could not answer.
+        memory: The memory's own counts. Its misses include those that the disk
+            answered.
+    """
+
+    hits: dict[str, int]
+    misses: int
+    corrupt: int
+    tier_errors: int
+    memory: TierStats
+
+
+class Sized(Protocol):
+    """A value that knows how much memory it takes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size in bytes."""
+        ...
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Sized)
+
+
+class LruSegment(Generic[K, V]):
+    """LRU values by key; its owner locks it, and moves used entries to the end.
+
+    Attributes:
+        budget: Bytes and entries at most.
+        entries: The values, least recently used first.
+        num_bytes: Sum of all values.
+        hits: Counted by its owner.
+        misses: Counted by its owner.
+        evictions: Values removed to make room for others.
+    """
+
+    __slots__ = ("budget", "entries", "evictions", "hits", "misses", "num_bytes")
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.entries: OrderedDict[K, V] = OrderedDict()
+        self.num_bytes = self.hits = self.misses = self.evictions = 0
+
+    def add(self, key: K, value: V) -> list[K] | None:
+        """Add a value whose key is new; return evicted keys.
+
+        None, and nothing is changed, for a value that is over the budget by itself.
+        """
+        max_bytes, max_entries = self.budget.max_bytes, self.budget.max_entries
+        if value.num_bytes > max_bytes or max_entries == 0:
+            return None
+        self.entries[key] = value
+        self.num_bytes += value.num_bytes
+        evicted = list[K]()
+        while self.num_bytes > max_bytes or (
+            max_entries is not None and len(self.entries) > max_entries
+        ):
+            evicted.append(oldest := next(iter(self.entries)))
+            self.remove(oldest)
+        self.evictions += len(evicted)
+        return evicted
+
+    def remove(self, key: K) -> V:
+        """Remove and return the value. Raises: KeyError."""
+        value = self.entries.pop(key)
+        self.num_bytes -= value.num_bytes
+        return value
+
+    def clear(self) -> int:
+        """Remove every value; return how many there were."""
+        num_entries = len(self.entries)
+        self.entries.clear()
+        self.num_bytes = 0
+        return num_entries
+
+    def stats(self) -> SegmentStats:
+        """Return the counts and sizes as of now."""
+        return SegmentStats(
+            entries=len(self.entries),
+            bytes=self.num_bytes,
+            max_bytes=self.budget.max_bytes,
+            max_entries=self.budget.max_entries,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=self.evictions,
+        )
+
+
+# Python 3.11 looks up an enum's member in Python code, which would slow each hit.
+_REGISTERED = Segment.REGISTERED
+
+# Deleted addresses that are kept, for a `put` whose read or encode began before.
+_MAX_DELETED = 4096
+
+_Encodings = LruSegment[EncodingKey, Encoding]
+
+
+class MemoryTier:
+    """Least-recently-used encodings per segment.
+
+    Each segment has its own budget, so no amount of inline traffic can push a
+    registered speaker out. Any thread may call any method.
+
+    Attributes:
+        num_deletes: Deletions so far; callers read it before they make what they `put`.
+        oldest_known_delete: Deletions up to this number may have been of any audio.
+    """
+
+    def __init__(self, budgets: Mapping[Segment, Budget]):
+        self._registered = _Encodings(budgets[Segment.REGISTERED])
+        self._inline = _Encodings(budgets[Segment.INLINE])
+        self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        self.num_deletes = self.oldest_known_delete = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
+        """Return the encoding and mark it recently used; None on a miss."""
+        with self._lock:
+            # Registered first: most requests are for it, and each lookup hashes.
+            encoding = self._registered.entries.get(key)
+            if encoding is not None:
+                self._registered.entries.move_to_end(key)
+            elif (encoding := self._inline.entries.get(key)) is not None:
+                self._inline.entries.move_to_end(key)
+                if segment is _REGISTERED:
+                    self._promote(key)
+            asked = self._registered if segment is _REGISTERED else self._inline
+            if encoding is None:
+                asked.misses += 1
+            else:
+                asked.hits += 1
+            return encoding
+
+    def put(
+        self, key: EncodingKey, encoding: Encoding, segment: Segment, *, since: int
+    ) -> bool:
+        """Keep the encoding, evicting the oldest ones; False for one that cannot fit.
+
+        ``since`` is `num_deletes` from before it was read or made: if its audio was
+        deleted after that, it is not kept.
+        """
+        with self._lock:
+            # A deletion whose audio is not known may have been of this one.
+            known = self._deleted.get(key.audio_sha256, 0)
+            if max(known, self.oldest_known_delete) > since:
+                return False
+            for holder in (self._registered, self._inline):
+                if key in holder.entries:
+                    # A key has one value: the entry equals what was given.
+                    holder.entries.move_to_end(key)
+                    if holder is self._inline and segment is _REGISTERED:
+                        self._promote(key)
+                    return True
+            asked = self._registered if segment is _REGISTERED else self._inline
+            return self._add(asked, key, encoding)
+
+    def contains(self, key: EncodingKey) -> bool:
+        """Whether the encoding is in memory; does not count as a use."""
+        with self._lock:
+            return key in self._registered.entries or key in self._inline.entries
+
+    def delete(self, audio_sha256: str) -> int:
+        """Delete every encoding of one audio; return how many there were."""
+        with self._lock:
+            self.num_deletes += 1
+            self._deleted[audio_sha256] = self.num_deletes
+            self._deleted.move_to_end(audio_sha256)
+            if len(self._deleted) > _MAX_DELETED:
+                _, self.oldest_known_delete = self._deleted.popitem(last=False)
+            keys = self._by_audio.pop(audio_sha256, set())
+            for key in keys:
+                is_inline = key in self._inline.entries
+                (self._inline if is_inline else self._registered).remove(key)
+            return len(keys)
+
+    def delete_all(self) -> int:
+        """Delete every encoding, and refuse those that are being read or made now."""
+        with self._lock:
+            self.num_deletes += 1
+            self.oldest_known_delete = self.num_deletes
+            self._deleted.clear()
+            self._by_audio.clear()
+            return self._registered.clear() + self._inline.clear()
+
+    def stats(self) -> TierStats:
+        """Return what is held now and how it was used since the start."""
+        with self._lock:
+            registered, inline = self._registered.stats(), self._inline.stats()
+        return TierStats.of({Segment.REGISTERED: registered, Segment.INLINE: inline})
+
+    def _add(self, holder: _Encodings, key: EncodingKey, encoding: Encoding) -> bool:
+        if (evicted := holder.add(key, encoding)) is None:
+            return False
+        self._by_audio[key.audio_sha256].add(key)
+        for each in evicted:
+            siblings = self._by_audio[each.audio_sha256]
+            siblings.discard(each)
+            if not siblings:
+                del self._by_audio[each.audio_sha256]
+        return True
+
+    def _promote(self, key: EncodingKey) -> None:
+        """Move an inline entry to the registered segment, if it fits there."""
+        if self._add(self._registered, key, self._inline.entries[key]):
+            self._inline.remove(key)
 
 
 class EncodingCache:

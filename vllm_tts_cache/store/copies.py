@@ -13,9 +13,8 @@ from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.memory import Counters
 
 # Shares of the budget: what a process writes between two walks, and what a walk frees
 # beyond the excess.

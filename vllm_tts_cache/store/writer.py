@@ -17,12 +17,11 @@ from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.records import AUDIO, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.directory import Staged, TakenAwayError
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
-from vllm_tts_cache.store.memory import Counters
 from vllm_tts_cache.store.reading import BlobReader
 
 # Files that one transaction evicts at most: other writers wait for it.

@@ -9,8 +9,7 @@ from tests.store_samples import address, delete, key, register
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.store.cache import EncodingCache, open_cache
-from vllm_tts_cache.store.memory import MemoryTier
+from vllm_tts_cache.store.cache import EncodingCache, MemoryTier, open_cache
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
 from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.store.memory import Budget, MemoryTier
+from vllm_tts_cache.store.cache import Budget, MemoryTier
 
 AUDIOS, ENCODERS = range(4), range(2)
 SIZES = {
@@ -154,7 +154,7 @@ def test_what_was_deleted_since_it_was_read_is_not_kept():
 
 
 def test_what_may_have_been_deleted_long_ago_is_not_kept_either(monkeypatch):
-    monkeypatch.setattr("vllm_tts_cache.store.memory._MAX_DELETED", 3)
+    monkeypatch.setattr("vllm_tts_cache.store.cache._MAX_DELETED", 3)
     tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
     since = tier.num_deletes
     for n in range(5):

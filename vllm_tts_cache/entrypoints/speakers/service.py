@@ -24,7 +24,7 @@ from vllm_tts_cache.entrypoints.speakers.registering import Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
 from vllm_tts_cache.speaker.rpc_client import STATS, AsyncEngine, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
-from vllm_tts_cache.store.memory import Sized
+from vllm_tts_cache.store.cache import Sized
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.tenants import Caller, Tenant, TenantKeys
