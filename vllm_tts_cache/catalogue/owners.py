@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, except_, func, select, text, union_all
+from sqlalchemy import Connection, bindparam, func, literal, select, text, union_all
 
 from vllm_tts_cache.catalogue.schema import consent, speaker, tenant_audio, tenant_usage
 
@@ -170,21 +170,20 @@ def recount(db: Connection) -> None:
 
 
 def _differing_audio(db: Connection) -> list[tuple[str, str]]:
-    owners = union_all(
-        select(speaker.c.tenant, speaker.c.audio_sha256).where(
-            speaker.c.audio_sha256.is_not(None)
-        ),
-        select(consent.c.tenant, consent.c.audio_sha256),
-    ).subquery()
-    key = owners.c.tenant, owners.c.audio_sha256
-    counted = select(*key, func.count()).group_by(*key)
+    """Sort owners and what is kept of them once: each pair must add up to nothing."""
+    owned = [
+        select(table.c.tenant, table.c.audio_sha256, literal(1).label("number"))
+        for table in (speaker, consent)
+    ]
     columns = tenant_audio.c
-    kept = select(columns.tenant, columns.audio_sha256, columns.num_owners)
-    found: set[tuple[str, str]] = set()
-    for query in (except_(kept, counted), except_(counted, kept)):
-        rows = db.execute(query.limit(_MAX_NAMED))
-        found.update((tenant, sha) for tenant, sha, _ in rows)
-    return sorted(found)
+    kept = select(columns.tenant, columns.audio_sha256, -columns.num_owners)
+    rows = union_all(*owned, kept).subquery().c
+    # Only a row that is kept has an audio without owners as 0.
+    is_wrong = (func.sum(rows.number) != 0) | (func.max(rows.number) == 0)
+    key = rows.tenant, rows.audio_sha256
+    query = select(*key).where(rows.audio_sha256.is_not(None)).group_by(*key)
+    found = db.execute(query.having(is_wrong).limit(_MAX_NAMED))
+    return sorted((tenant, sha) for tenant, sha in found)
 
 
 def _usage(counts: Sequence[int]) -> TenantUsage:
