@@ -367,13 +367,19 @@ class DirectoryOwner:
         self.files.empty_trash(deletion_id)
 
 
+def key_of(file: StoredFile) -> EncodingKey:
+    """Return the key that a row's bytes carry."""
+    return EncodingKey(
+        audio_sha256=file.audio_sha256, encoder_fingerprint=file.artifact
+    )
+
+
 def is_whole(file: StoredFile, blob: bytes | None) -> bool:
     """Whether ``blob`` is the row's file, undamaged."""
     if blob is None:
         return False
-    key = EncodingKey(audio_sha256=file.audio_sha256, encoder_fingerprint=file.artifact)
     try:
-        encoding_from_bytes(blob, key)
+        encoding_from_bytes(blob, key_of(file))
     except EncodingCorruptError:
         return False
     return True

@@ -19,8 +19,7 @@ from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheErro
 from vllm_tts_cache.logs import logger
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
-from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.store.directory import StoreDirectory, key_of
 from vllm_tts_cache.store.registering import remove_files
 
 # Between two slices, so that threads that serve requests can run.
@@ -227,12 +226,7 @@ def _settle_copies(
 def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
     """Write the row of an audio whose file is there again, if the file is whole."""
     blob = directory.read(sha, AUDIO)
-    key = EncodingKey(audio_sha256=sha, encoder_fingerprint=AUDIO)
-    try:
-        if blob is None:
-            return False
-        audio_file.from_bytes(blob, key)
-    except SourceCorruptError:
+    if blob is None:
         return False
     file = StoredFile(
         audio_sha256=sha,
@@ -240,5 +234,9 @@ def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
         segment=Segment.REGISTERED,
         num_bytes=len(blob),
     )
+    try:
+        audio_file.from_bytes(blob, key_of(file))
+    except SourceCorruptError:
+        return False
     stored_files.put(db, file, None)
     return True

@@ -11,7 +11,7 @@ from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, Stor
 from vllm_tts_cache.store import audio_file, binding
 from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
-from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.store.directory import key_of
 from vllm_tts_cache.store.writer import Writer
 
 # Differences are checked again after this: a process may be about to commit.
@@ -160,9 +160,8 @@ def _place(row: StoredFile) -> str:
 
 def _fault(blob: bytes, row: StoredFile) -> str | None:
     """Return what is wrong with the bytes of a row; None if they are right."""
-    key = EncodingKey(audio_sha256=row.audio_sha256, encoder_fingerprint=row.artifact)
     try:
-        audio_file.check(blob, key)
+        audio_file.check(blob, key_of(row))
     except (EncodingCorruptError, SourceCorruptError) as exc:
         return exc.reason
     return None

@@ -321,12 +321,8 @@ class SpeakerEncodings:
 
     def end_waits(self, audio_sha256: str) -> None:
         """Fail callers that wait, perhaps for long, for encodings of a gone audio."""
-        for fingerprint in (self._fingerprints or {}).values():
-            assert self._pending is not None  # fingerprints come from workers
-            key = EncodingKey(
-                audio_sha256=audio_sha256, encoder_fingerprint=fingerprint
-            )
-            self._pending.end(key)
+        if self._pending is not None:
+            self._pending.end(audio_sha256)
 
     # -------- those of registered speakers
 

@@ -194,10 +194,11 @@ class PendingEncodings:
         if not (pending.num_waiting or pending.future.done()):
             self._settle(pending)
 
-    def end(self, key: EncodingKey) -> None:
-        """Fail the callers that wait for an encoding whose audio is gone."""
-        if (pending := self._by_key.get(key)) is not None:
-            self._settle(pending, AudioGoneError(key.audio_sha256))
+    def end(self, audio_sha256: str) -> None:
+        """Fail the callers that wait for encodings of an audio that is gone."""
+        for pending in list(self._by_key.values()):
+            if pending.key.audio_sha256 == audio_sha256:
+                self._settle(pending, AudioGoneError(audio_sha256))
 
     def shutdown(self) -> None:
         """Stop asking; waiting and later callers get a ServerBusyError."""
