@@ -483,7 +483,8 @@ class SpeakerEncodings:
             raise
         finally:
             for each in pending:
-                self._pending.leave(each)
+                if not each.future.done():
+                    self._pending.leave(each)
 
     async def _precompute(
         self,

@@ -189,9 +189,9 @@ class PendingEncodings:
         return pending
 
     def leave(self, pending: Pending) -> None:
-        """Remove a caller; with the last one the want is withdrawn."""
+        """Remove a caller that waits no longer; the last one withdraws the want."""
         pending.num_waiting -= 1
-        if not (pending.num_waiting or pending.future.done()):
+        if not pending.num_waiting:
             self._settle(pending)
 
     def end(self, audio_sha256: str) -> None:
