@@ -26,8 +26,11 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/http-schema.md": http_page(),
         "reference/commands.md": commands_page(),
     }
-    for readme in sorted((ROOT / "vllm_tts_cache" / "families").glob("*/README.md")):
-        pages[f"families/{readme.parent.name}.md"] = readme.read_text()
+    readmes = sorted((ROOT / "vllm_tts_cache" / "families").glob("*/README.md"))
+    families = {f"families/{each.parent.name}.md": each.read_text() for each in readmes}
+    pages |= families
+    models = next(entry for entry in config.nav if "Models" in entry)
+    models["Models"] = ["families/index.md", *families]
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -35,7 +38,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Lead to the site's pages of files that a reader of the repository finds there."""
-    return markdown.replace("](../../CHANGELOG.md)", "](../changes.md)")
+    return markdown.replace("](../../CHANGELOG.md)", "](../changes.md)").replace(
+        "](docs/", "]("
+    )
 
 
 def commands_page() -> str:
