@@ -1,6 +1,8 @@
 """Of the host's routes those stay open that the list has; its chat builds no prompt."""
 
 import asyncio
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +15,15 @@ from vllm_tts_cache.entrypoints.serving import host_surface
 from vllm_tts_cache.speaker.reference import with_keyed_salt
 from vllm_tts_cache.tenants import ALONE, speaking_for
 
+# Routes that vLLM-Omni 0.32 adds to 0.30's where it is configured to change weights.
+WEIGHTS = "vllm_omni.entrypoints.serve.weight_transfer_api"
+
 
 async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
     app, later = server.app, APIRouter()
 
     @later.post("/v1/omni/later")
+    @later.delete("/v1/models")
     @later.get("/v1/audio/voices_of_everybody")
     async def of_a_later_host():
         return {}
@@ -27,6 +33,8 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
         await websocket.accept()
 
     app.include_router(later)
+    if find_spec(WEIGHTS):
+        app.include_router(import_module(WEIGHTS).router)
     mounted = FastAPI()
     app.mount("/mounted", mounted)
     assert (await server.client.post("/v1/omni/later")).status_code == 200
@@ -37,9 +45,11 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/omni/sleep"),
         ("GET", "/mounted/docs"),
+        ("POST", "/update_weights"),
+        ("DELETE", "/v1/models"),
     ]:
         answer = await server.client.request(method, path, json={})
-        assert answer.status_code == 404, path
+        assert answer.status_code == (405 if method == "DELETE" else 404), path
     assert (await server.client.get("/v1/audio/voices")).status_code == 200
     assert (await server.client.get("/health")).status_code != 404
     assert (await server.client.get("/voices")).status_code == 200

@@ -25,8 +25,8 @@ from vllm_tts_cache.tenants import is_speaking
 
 Serve = Callable[..., Coroutine[Any, Any, Any]]
 
-# Routes of the host that stay open where there are tenants: the server's state, and the
-# WebSocket, which needs a tenant's key. docs/tenants.md has the list.
+# What may be read of the host where there are tenants: the state of the server, and
+# the WebSocket, which needs a tenant's key. docs/tenants.md has the list.
 OPEN_PATHS = frozenset(
     {"/docs", "/docs/oauth2-redirect", "/load", "/metrics", "/openapi.json", "/ping"}
     | {"/redoc", "/v1/audio/speech/stream", "/v1/models", "/version"}
@@ -100,7 +100,8 @@ def close_host_routes(router: Any) -> None:
 def _is_open(route: Any) -> bool:
     endpoint = getattr(route, "endpoint", None)
     is_ours = getattr(endpoint, "__module__", "").startswith("vllm_tts_cache.")
-    return is_ours or getattr(route, "path", None) in OPEN_PATHS
+    is_read = (getattr(route, "methods", None) or set()) <= {"GET", "HEAD"}
+    return is_ours or (is_read and getattr(route, "path", None) in OPEN_PATHS)
 
 
 def believe_adapters_alone(engine: Any, encodings: SpeakerEncodings) -> None:
