@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+from vllm_omni.entrypoints.openai.protocol.audio import StreamingSpeechSessionConfig
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.waiting import wait_until
@@ -88,6 +89,12 @@ async def by_websocket(server, key=None, **fields):
     return errors[0] if errors else None
 
 
+async def by_commitment(server, **fields):
+    """The same; the host speaks what it is sure of while texts arrive (since 0.32)."""
+    mode = {"text_input_mode": "commitment", "language": "English"}
+    return await by_websocket(server, **mode, **fields)
+
+
 async def registered(server, name="Ann", **kwargs):
     done = await server.register(name, wav(**kwargs), ref_text="words")
     assert done.status_code == 200, done.text
@@ -105,7 +112,10 @@ def lose_files(server, sha):
     server.speakers.delete([sha])
 
 
-WAYS = (plainly, as_raw_stream, as_events, in_a_batch, by_websocket)
+BY_SOCKET = (by_websocket, by_commitment)
+if "text_input_mode" not in StreamingSpeechSessionConfig.model_fields:
+    BY_SOCKET = (by_websocket,)
+WAYS = (plainly, as_raw_stream, as_events, in_a_batch, *BY_SOCKET)
 
 
 async def each_way(server):

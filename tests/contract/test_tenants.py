@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.speaking import by_websocket, wav
+from tests.speaking import BY_SOCKET, wav
 from tests.speech_server import listening
 from tests.two_tenants import (
     ADMIN_KEY,
@@ -283,15 +283,16 @@ async def speaks_in_batches(host):
 
 async def speaks_by_websocket(host):
     us, them = host.us, host.them
-    for side in (us, them):
-        assert await by_websocket(host.server, key=side.key, voice="Ann") is None
-        assert host.spoken() == side.voice["audio_sha256"]
-    said = [
-        await by_websocket(host.server, key=us.key, voice=voice)
-        for voice in (them.voice["id"], NOBODY)
-    ]
-    assert said[0] is not None
-    assert said[0].replace(them.voice["id"], NOBODY) == said[1]
+    for speak in BY_SOCKET:
+        for side in (us, them):
+            assert await speak(host.server, key=side.key, voice="Ann") is None
+            assert host.spoken() == side.voice["audio_sha256"]
+        said = [
+            await speak(host.server, key=us.key, voice=voice)
+            for voice in (them.voice["id"], NOBODY)
+        ]
+        assert said[0] is not None
+        assert said[0].replace(them.voice["id"], NOBODY) == said[1]
 
 
 async def generates(host):
