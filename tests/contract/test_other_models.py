@@ -189,6 +189,34 @@ async def test_a_database_that_is_down_is_a_503_there_as_well(far_server, postgr
     assert int(answer.headers["Retry-After"]) > 0
 
 
+async def test_moss_speaks_with_the_clip_of_a_registered_voice(server, monkeypatch):
+    """vLLM-Omni 0.32 binds a voice to its file, and reads it once for a generation."""
+    moss = pytest.importorskip("vllm_omni.entrypoints.openai.tts_adapters.moss_tts")
+    adapter, encoded = serve(server, "moss_tts"), []
+    if not hasattr(adapter, "_bind_registered_reference"):
+        pytest.skip("since 0.32")
+
+    class Encoder:
+        async def encode(self, name, *, resolve_ref_audio, voice_created_at, **_):
+            samples, rate_hz, key = await resolve_ref_audio(name)
+            encoded.append((voice_created_at, len(samples), rate_hz))
+            return torch.ones(2, 2), key
+
+    adapter._moss_variant, adapter._moss_ref_encoder = "realtime", Encoder()
+    adapter._get_moss_realtime_components = lambda: (None, None, None)
+    monkeypatch.setattr(moss, "build_realtime_prompt", lambda *_: {})
+    for pitch_hz in (220, 330):
+        clip = wav(pitch_hz=pitch_hz)
+        assert (await server.register("Ann", clip, ref_text="words")).is_success
+        answer = await server.speak(voice="ANN")
+        assert answer.status_code == 200, answer.text
+    assert encoded[0][0] < encoded[1][0] and encoded[0][1:] == (48_000, 24_000)
+    assert server.engine.prompts[-1]["additional_information"]["voice_name"] == ["ann"]
+    await server.client.delete(f"{VOICES}/Ann")
+    assert "requires 'ref_audio'" in message(await server.speak(voice="Ann"))
+    assert len(encoded) == 2
+
+
 @pytest.mark.parametrize("variant", ["sound_effect", "voice_generator"])
 async def test_mosss_checkpoints_that_take_no_clip_store_none(server, variant):
     serve(server, "moss_tts")._moss_variant = variant
