@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -218,22 +219,34 @@ PINNED = Path(__file__).with_name("pinned_encodings.json")
 
 
 def pinned(encoder, _, identity):
-    """What is in the fingerprint, and the first values of one encoding.
+    """What is in the fingerprint, and values from all of one encoding.
 
-    But for the weights: those of a tiny checkpoint differ between processors.
+    But for the weights: those of a tiny checkpoint differ between processors. Of floats
+    it is a sample, with the norm of all, and of codes each one.
     """
-    arrays = encoder.encode(audio(24_000, 30_011)).arrays
-    first = {name: array.reshape(-1)[:64].tolist() for name, array in arrays.items()}
-    return {"fingerprint": checkpoint._sha256({**identity, "weights": ""}), **first}
+    made = {"fingerprint": checkpoint._sha256({**identity, "weights": ""})}
+    for name, array in encoder.encode(audio(24_000, 30_011)).arrays.items():
+        is_codes = np.issubdtype(array.dtype, np.integer)
+        made[name] = {
+            "dtype": str(array.dtype),
+            "shape": list(array.shape),
+            "norm": float(np.linalg.norm(array.astype(np.float64))),
+            "values": array.reshape(-1)[:: 1 if is_codes else -(-array.size // 64)],
+        }
+    return made
 
 
 @every_encoder
 def test_every_host_gives_the_encodings_that_are_stored(known, owner, name):
     """Voices outlive an upgrade of the host, of transformers and of torch."""
-    found, wanted = pinned(*known(owner, name)), json.loads(PINNED.read_text())
-    assert found == {
-        key: value
-        if key == "fingerprint" or isinstance(value[0], int)
-        else pytest.approx(value, abs=0.001)
-        for key, value in wanted[f"{owner.name}-{name}"].items()
-    }
+    found = pinned(*known(owner, name))
+    wanted = json.loads(PINNED.read_text())[f"{owner.name}-{name}"]
+    assert found.keys() == wanted.keys()
+    assert found.pop("fingerprint") == wanted["fingerprint"]
+    for array, made in found.items():
+        values, kept = made.pop("values"), wanted[array].pop("values")
+        # Of two codes that are equally near, another processor may choose the other.
+        is_kept = np.isclose(values, kept, rtol=0, atol=0.001)
+        assert is_kept.mean() >= (0.98 if values.dtype.kind in "iu" else 1.0)
+        norm = pytest.approx(wanted[array].pop("norm"), rel=0.01)
+        assert made == {**wanted[array], "norm": norm}
