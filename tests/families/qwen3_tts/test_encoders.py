@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.families.clip import noisy_tone
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
+from vllm_tts_cache.families.qwen3_tts.family import why_it_clones_nothing
 
 CPU = torch.device("cpu")
 
@@ -85,3 +86,12 @@ def test_a_sharded_checkpoint_loads_as_the_same_encoders(checkpoint):
         json.dumps({"weight_map": index})
     )
     assert fingerprints(checkpoint) == before
+
+
+@pytest.mark.parametrize("kind", ["Base", "BASE"])
+def test_a_kind_is_read_as_the_host_reads_it(checkpoint, kind):
+    config = json.loads((checkpoint / "config.json").read_text())
+    text = json.dumps({**config, "tts_model_type": kind})
+    (checkpoint / "config.json").write_text(text)
+    assert why_it_clones_nothing(checkpoint) is None
+    assert fingerprints(checkpoint).keys() == {"speaker", "codec"}

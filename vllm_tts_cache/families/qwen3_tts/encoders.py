@@ -6,6 +6,7 @@ import torch
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
+from vllm_tts_cache.families.qwen3_tts.family import kind_of
 from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.reference import Encoders, ReferenceEncoder
@@ -27,7 +28,8 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """
     config = read_json(model_dir / "config.json")
     for field, expected in _EXPECTED.items():
-        if (found := config.get(field)) != expected:
+        found = config.get(field)
+        if (kind_of(config) if field == "tts_model_type" else found) != expected:
             reason = f"{field} is {found!r}; voices are cloned by {expected!r} only"
             raise CheckpointError(str(model_dir / "config.json"), reason)
     encoders: tuple[ReferenceEncoder, ...] = (

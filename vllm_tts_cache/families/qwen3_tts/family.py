@@ -1,7 +1,10 @@
 """What the generic parts need to know of Qwen3-TTS."""
 
 import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_dir import config_says, read_json
@@ -31,13 +34,21 @@ IN_CONTEXT = Mode(
 _HERE = "vllm_tts_cache.families.qwen3_tts"
 
 
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Return the kind of a checkpoint, ``base`` for instance, as the host reads it.
+
+    The official ones say ``base``, ``custom_voice`` or ``voice_design``.
+    """
+    return re.sub("[^a-z]", "", str(config.get("tts_model_type")).lower())
+
+
 def why_it_clones_nothing(model_dir: Path) -> str | None:
     """Say why a checkpoint clones no voices; None for a Base checkpoint.
 
     Raises: CheckpointError.
     """
     config = read_json(model_dir / "config.json")
-    if (kind := config.get("tts_model_type")) == "base":
+    if kind_of(config) == "base":
         return None
     presets = sorted((config.get("talker_config") or {}).get("spk_id") or {})
     instead = (
@@ -46,8 +57,8 @@ def why_it_clones_nothing(model_dir: Path) -> str | None:
         else "Describe the voice in `instructions`"
     )
     return (
-        f"This Qwen3-TTS checkpoint ({kind}) has no reference encoders, so it cannot "
-        f"clone a voice. {instead}, or serve a Base checkpoint."
+        f"This Qwen3-TTS checkpoint ({config.get('tts_model_type')}) has no reference "
+        f"encoders, so it cannot clone a voice. {instead}, or serve a Base checkpoint."
     )
 
 
