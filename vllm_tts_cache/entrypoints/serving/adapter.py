@@ -39,11 +39,13 @@ class Speaker:
     Attributes:
         request: A copy of the request without voice and audio, with the ``ref_text``
             that the mode uses.
+        texts: What `CachedAdapter.check_texts` returned for it.
     """
 
     clip: Clip
     mode: Mode
     request: Any
+    texts: Any = None
 
 
 class CachedAdapter:
@@ -148,10 +150,11 @@ class CachedAdapter:
         host: Any = super()
         return await host.build(request, *others)
 
-    async def check_texts(self, request: Any, mode: Mode) -> None:
+    async def check_texts(self, request: Any, mode: Mode) -> Any:
         """Refuse texts of a clone that the model would misread; the base refuses none.
 
-        The request has the transcript of the clone. Raises: InvalidSpeakerError.
+        The request has the transcript of the clone. Returns: What `clone` needs as
+        `Speaker.texts`. Raises: InvalidSpeakerError.
         """
 
     def _checkpoint(self) -> Path:
@@ -222,7 +225,7 @@ class CachedAdapter:
             seen.ref_text = records.transcript_of_clips(seen.ref_text, record.num_clips)
         # Before the clip is fetched: a refused request must not fetch one.
         self._check(seen)
-        await self.check_texts(seen, mode)
+        texts = await self.check_texts(seen, mode)
         with nullcontext() if found else self._service.places.inline(self._tenant):
             clip = await self._clip(request, record)
             limits = self.tts_cache_family.limits
@@ -239,7 +242,9 @@ class CachedAdapter:
             clip = replace(clip, ref=ref)
         counted.outcome = "hit" if existed else "miss"
         request_speaker.report(counted.outcome)
-        return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
+        return await self.clone(
+            Speaker(clip=clip, mode=mode, request=seen, texts=texts)
+        )
 
     async def _clip(self, request: Any, record: records.SpeakerRecord | None) -> Clip:
         if record is None:
@@ -281,23 +286,20 @@ class CachedAdapter:
 class TextCheckingAdapter(CachedAdapter):
     """Refuses control tokens in all texts of a request."""
 
-    async def check_texts(self, request: Any, mode: Mode) -> None:
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
+        await TextCheckingAdapter.check_texts(self, request)
+        return await super().speak(request, *others)
+
+    async def check_texts(self, request: Any, mode: Mode | None = None) -> Any:
         """Refuse a control token in a text or transcript. Raises: InvalidSpeakerError.
 
         A stored transcript may have been registered for another model, or by stock.
         """
         del mode
-        await self._check_texts(request)
-
-    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
-        await self._check_texts(request)
-        return await super().speak(request, *others)
-
-    async def _check_texts(self, request: Any) -> None:
         for field in ("input", "ref_text", "instructions", "language"):
-            text = getattr(request, field) or ""
-            if len(text) <= SHORT_CHARS:
-                self.tts_cache_check_text(field, text)
-            else:
+            text = getattr(request, field)
+            if len(text or "") > SHORT_CHARS:
                 await self._service.texts.run(self.tts_cache_check_text, field, text)
+            elif text:
+                self.tts_cache_check_text(field, text)

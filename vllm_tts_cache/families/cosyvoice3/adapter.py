@@ -45,18 +45,18 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
             request.extra_params = {**extra, CLONE_MODE: INSTRUCT.name}
         return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
-    async def check_texts(self, request: Any, mode: Mode) -> None:
+    async def check_texts(self, request: Any, mode: Mode) -> prompts.Texts:
         """Refuse control tokens, and a second mark. Raises: InvalidSpeakerError."""
         await super().check_texts(request, mode)
-        _texts_of(request, mode)
+        given = {"transcript": request.ref_text, "instructions": request.instructions}
+        return prompts.texts_of(mode, request.input, **given)
 
     async def clone(self, speaker: adapter.Speaker) -> PreparedRequest:
         """Build a prompt with a placeholder id for each row that the worker makes.
 
         Raises: InvalidSpeakerError.
         """
-        texts = _texts_of(speaker.request, speaker.mode)
-        given = {"mode": speaker.mode, "clip": speaker.clip}
+        texts, given = speaker.texts, {"mode": speaker.mode, "clip": speaker.clip}
         build = partial(self._builder.clone, texts, **given)
         is_short = len(texts.prompt) + len(texts.spoken) <= adapter.SHORT_CHARS
         prompt = build() if is_short else await self._service.texts.run(build)
@@ -85,11 +85,6 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
         model = engine_client.model_config
         tokenizer = prompts.load_tokenizer(model.model, model.revision, model.hf_config)
         return prompts.PromptBuilder(tokenizer)
-
-
-def _texts_of(request: Any, mode: Mode) -> prompts.Texts:
-    given = {"transcript": request.ref_text, "instructions": request.instructions}
-    return prompts.texts_of(mode, request.input, **given)
 
 
 @dataclass(frozen=True, slots=True)
