@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 # Version of the tables below; a catalogue of another version is not opened.
-VERSION = 1
+VERSION = 2
 
 metadata = MetaData()
 

@@ -39,9 +39,9 @@ def held(directory):
         holder.execute("ROLLBACK")
 
 
-def test_another_schema_is_refused_and_left_alone(tmp_path):
+@pytest.mark.parametrize("other", [1, schema.VERSION + 1])
+def test_another_schema_is_refused_and_left_alone(tmp_path, other):
     store = opened(tmp_path)
-    other = schema.VERSION + 1
     with store.database.write() as db:
         db.execute(schema.schema_version.update().values(version=other))
     store.close()
