@@ -273,6 +273,9 @@ class WorkerEncodings:
     def named_by(self, info: Mapping[str, Any]) -> SpeakerRef:
         """Return the speaker of a request, if a process with the secret named it.
 
+        The ranks of a worker need no vote on it: vLLM gives each of them the same calls
+        between the same steps, so all know the same secrets.
+
         Raises: TTSCacheError, ValueError.
         """
         if (ref := SpeakerRef.from_info(info)) is None:
