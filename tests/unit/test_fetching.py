@@ -12,6 +12,7 @@ from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
 from tests.web import Answers, serving
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.serving import fetching
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
 from vllm_tts_cache.errors import InvalidAudioError
@@ -109,6 +110,13 @@ async def test_what_is_fetched_again_is_logged_without_its_url(
     assert len(busy.sent) > 1
     (line,) = {record.getMessage() for record in caplog.records}
     assert line == "Fetching a reference again after ClientResponseError"
+
+
+async def test_a_file_that_is_too_large_is_fetched_once(clips, connection):
+    with serving() as web:
+        web.answers["GET", "/c.wav"] = 200, {}, bytes(DEFAULT_LIMITS.max_bytes + 1)
+        assert "size exceeded" in await refusal(clips, connection, web.url)
+    assert len(web.sent) == 1
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -13,7 +13,11 @@ from typing import Any, cast
 
 import aiohttp
 from vllm import envs
-from vllm.connections import HTTPConnection, MediaDownloadSizeExceededError
+from vllm.connections import (
+    HTTPConnection,
+    HTTPResponseSizeExceededError,
+    MediaDownloadSizeExceededError,
+)
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.media.base import MediaIO
@@ -29,6 +33,7 @@ throttled = ThrottledLog()
 NUM_NAME_THREADS = 16
 _RETRY_SECONDS = 1.0
 _MAX_INTERIM = 16
+_TOO_LARGE = (HTTPResponseSizeExceededError, MediaDownloadSizeExceededError)
 _UNICAST, _NAT64 = IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96")
 # Python takes these for global; the metadata of two clouds are in the first two.
 _INSIDE = [*map(IPv4Network, ("192.0.0.0/24", "168.63.129.16", "224.0.0.0/4"))]
@@ -140,6 +145,8 @@ class FetchConnection(HTTPConnection):
         for each in _causes(error):
             if isinstance(each, socket.gaierror):
                 return each.errno == socket.EAI_AGAIN
+        if isinstance(error, _TOO_LARGE):
+            return False  # that a server answers is told of a short file as well
         is_final = isinstance(error, ValueError) or getattr(error, "status", 500) < 500
         return bool(self.networks) or not is_final
 
@@ -155,7 +162,7 @@ class FetchConnection(HTTPConnection):
                 )
         if is_by_proxy:
             return "the proxy of this server does not give it"
-        if self.networks:
+        if self.networks and not isinstance(error, _TOO_LARGE):
             # The server may be inside: which of its ports answer, and how, is not told.
             return "its server does not give it"
         return _public_reason(error, causes)
