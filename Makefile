@@ -64,7 +64,9 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   checkpoint_places cpu_attention cpu_platform cpu_rows deleted_prefix diffusion_models \
   diffusion_worker failed_prefix host_patches host_surface lost_prompts matmul_guard \
   openapi other_models other_sites own_threads plugin_loading registries requests_unchanged \
-  reservation resumption sleep speech stopping voice_prefill worker_calls))
+  reservation resumption sleep speech stopping tenants voice_prefill worker_calls))
+HOST_ROUTES = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py \
+  -k qwen3_tts -m "long or not long"
 HOST_JOURNEY = tests/e2e/test_journey.py -k test_a_voice_speaks -m "long or not long"
 
 ifeq ($(HOST),0.30)
@@ -74,6 +76,7 @@ else
 test: setup postgres ffmpeg
 	$(PYTEST) $(HOST_TESTS)
 	$(PYTEST) $(HOST_JOURNEY)
+	$(PYTEST) $(HOST_ROUTES)
 endif
 
 test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.

@@ -99,7 +99,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
     model_runner_cls: type[CPUModelRunner]
 
     def init_device(self) -> None:
-        # The second runner (MRV2) needs Triton kernels that do not run on a CPU.
+        # The second runner needs Triton kernels, which no release compiles for a CPU.
         self.use_v2_model_runner = False
         leave_out_matrices()
         cpu.forgive_emptying_no_cache()

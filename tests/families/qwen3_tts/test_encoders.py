@@ -88,10 +88,9 @@ def test_a_sharded_checkpoint_loads_as_the_same_encoders(checkpoint):
     assert fingerprints(checkpoint) == before
 
 
-@pytest.mark.parametrize("kind", ["Base", "BASE"])
-def test_a_kind_is_read_as_the_host_reads_it(checkpoint, kind):
+def test_a_kind_is_read_as_the_host_reads_it(checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
-    text = json.dumps({**config, "tts_model_type": kind})
+    text = json.dumps({**config, "tts_model_type": "Base"})
     (checkpoint / "config.json").write_text(text)
     assert why_it_clones_nothing(checkpoint) is None
     assert fingerprints(checkpoint).keys() == {"speaker", "codec"}

@@ -242,9 +242,8 @@ class CachedAdapter:
             clip = replace(clip, ref=ref)
         counted.outcome = "hit" if existed else "miss"
         request_speaker.report(counted.outcome)
-        return await self.clone(
-            Speaker(clip=clip, mode=mode, request=seen, texts=texts)
-        )
+        speaker = Speaker(clip=clip, mode=mode, request=seen, texts=texts)
+        return await self.clone(speaker)
 
     async def _clip(self, request: Any, record: records.SpeakerRecord | None) -> Clip:
         if record is None:
@@ -288,10 +287,10 @@ class TextCheckingAdapter(CachedAdapter):
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
         """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
-        await TextCheckingAdapter.check_texts(self, request)
+        await TextCheckingAdapter.check_texts(self, request, None)
         return await super().speak(request, *others)
 
-    async def check_texts(self, request: Any, mode: Mode | None = None) -> Any:
+    async def check_texts(self, request: Any, mode: Any) -> Any:
         """Refuse a control token in a text or transcript. Raises: InvalidSpeakerError.
 
         A stored transcript may have been registered for another model, or by stock.
