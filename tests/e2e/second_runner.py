@@ -57,7 +57,8 @@ def register() -> None:
         self.use_v2_model_runner = is_second
 
     build, CPUARWorker.init_device = CPUARWorker.init_device, init_device
-    vars(sampling)["HAS_TRITON"] = False  # its kernel cannot be interpreted
+    # Its kernel cannot be interpreted.
+    sampling.HAS_TRITON = False  # pyright: ignore[reportPrivateImportUsage]
     # As on a GPU the host's own sampler masks what the talker does not speak, but its
     # kernel would take seconds for an id: vLLM's sampler draws behind the mask.
     host = resolve_name(f"{_TALKER_SAMPLER}:Qwen3TTSTalkerSampler")

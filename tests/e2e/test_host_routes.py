@@ -116,7 +116,9 @@ def body_for(path, prompt):
         return {"model": MODEL, "tokens": prompt}
     if path == "/generative_scoring":
         return {**body, "query": prompt, "items": [prompt], "label_token_ids": [1, 2]}
-    return {**body, "prompt": prompt, "input": prompt, "session_id": prompt}
+    if "/sessions" in path:
+        return {**body, "session_id": prompt}
+    return {**body, "prompt": prompt, "input": prompt}
 
 
 def bodies_for(path):
