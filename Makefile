@@ -62,8 +62,8 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   tests/families/qwen3_tts/test_failed_neighbour.py \
   $(addprefix tests/contract/test_, $(addsuffix .py, \
   checkpoint_places cpu_attention cpu_platform cpu_rows deleted_prefix diffusion_models \
-  diffusion_worker failed_prefix host_patches host_surface lost_prompts matmul_guard \
-  openapi other_models other_sites own_threads plugin_loading registries requests_unchanged \
+  diffusion_worker failed_prefix host_patches host_surface lost_prompts openapi \
+  other_models other_sites own_threads plugin_loading registries requests_unchanged \
   reservation resumption sleep speech stopping tenants voice_prefill worker_calls))
 HOST_ROUTES = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py \
   -k qwen3_tts -m "long or not long"

@@ -39,21 +39,6 @@ def nothing_was_asked_before():
     loader._MODEL_ARCH_BY_HASH.clear()
 
 
-def spelled(model):
-    return f"{model.module_name}:{model.class_name}"
-
-
-@pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
-def test_the_hosts_own_registry_has_ours(of, architecture, ours):
-    assert spelled(OmniModelRegistry.models[architecture]) == ours
-
-
-@pytest.mark.parametrize(("of", "architecture", "ours"), EARLY)
-def test_both_registries_agree_where_vllms_is_asked_first(of, architecture, ours):
-    assert spelled(ModelRegistry.models[architecture]) == ours
-    assert ModelRegistry.models[architecture] == OmniModelRegistry.models[architecture]
-
-
 @pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
 def test_a_family_says_whether_the_host_takes_audio_there(of, architecture, ours):
     """If it does, vLLM asks for the class before the host can tell it ours."""

@@ -9,12 +9,9 @@ from vllm_tts_cache.errors import ConfigError
 POLICY = "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
 
 
-def test_an_empty_environment_gives_the_defaults():
-    assert load_settings({}) == Settings()
-
-
-def test_an_empty_value_is_a_default():
-    assert load_settings({"SPEAKER_CACHE_MAX_BYTES": " "}) == Settings()
+@pytest.mark.parametrize("environ", [{}, {"SPEAKER_CACHE_MAX_BYTES": " "}])
+def test_what_is_not_set_has_its_default(environ):
+    assert load_settings(environ) == Settings()
 
 
 GIVEN = {
@@ -53,32 +50,27 @@ def test_what_is_true_and_what_is_not(text):
     assert load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled is is_true
 
 
+WRONG = {
+    POLICY: "refuse",
+    "SPEAKER_MAX_UPLOADED": "-1 many",
+    "SPEAKER_CACHE_ENABLED": "perhaps",
+    "SPEAKER_CACHE_MAX_BYTES": "0 512M",
+    "SPEAKER_CACHE_MAX_ENTRIES": "-3",
+    "SPEAKER_CACHE_DISK_MAX_BYTES": "0",
+    "SPEAKER_CACHE_INLINE_SHARE": "1 -0.1 nan",
+    "SPEAKER_CACHE_AUDIO_MAX_BYTES": "0",
+    "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "0",
+    "SPEAKER_CACHE_MAX_WAITING_INLINE": "0",
+    "SPEAKER_CACHE_MAX_FETCHES": "-1",
+    "SPEAKER_CACHE_FETCH_NETWORKS": "10.0.0.1/8",
+    "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "0 soon nan inf",
+    "SPEAKER_CACHE_CPU_PLATFORM": "2",
+    "SPEAKER_STORE_URL": "s3://bucket/\udced",
+}
+
+
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        (POLICY, "refuse"),
-        ("SPEAKER_MAX_UPLOADED", "-1"),
-        ("SPEAKER_MAX_UPLOADED", "many"),
-        ("SPEAKER_CACHE_ENABLED", "perhaps"),
-        ("SPEAKER_CACHE_MAX_BYTES", "0"),
-        ("SPEAKER_CACHE_MAX_BYTES", "512M"),
-        ("SPEAKER_CACHE_MAX_ENTRIES", "-3"),
-        ("SPEAKER_CACHE_DISK_MAX_BYTES", "0"),
-        ("SPEAKER_CACHE_INLINE_SHARE", "1"),
-        ("SPEAKER_CACHE_INLINE_SHARE", "-0.1"),
-        ("SPEAKER_CACHE_INLINE_SHARE", "nan"),
-        ("SPEAKER_CACHE_AUDIO_MAX_BYTES", "0"),
-        ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "0"),
-        ("SPEAKER_CACHE_MAX_WAITING_INLINE", "0"),
-        ("SPEAKER_CACHE_MAX_FETCHES", "-1"),
-        ("SPEAKER_CACHE_FETCH_NETWORKS", "10.0.0.1/8"),
-        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0"),
-        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "soon"),
-        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "nan"),
-        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "inf"),
-        ("SPEAKER_CACHE_CPU_PLATFORM", "2"),
-        ("SPEAKER_STORE_URL", "s3://bucket/\udced"),
-    ],
+    ("variable", "value"), [(k, value) for k, v in WRONG.items() for value in v.split()]
 )
 def test_a_wrong_value_is_refused_with_variable_and_value(variable, value):
     with pytest.raises(ConfigError) as caught:

@@ -1,13 +1,14 @@
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker import precision
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.precision import exact_float32, hold_exact_matmuls
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -24,25 +25,48 @@ def tf32():
     return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
+@contextmanager
+def beside_an_encode():
+    entered, left = threading.Event(), threading.Event()
+
+    def encode():
+        with exact_float32(CUDA):  # whose flags are there without a GPU
+            entered.set()
+            left.wait(60)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert entered.wait(60)
+    yield
+    left.set()
+    thread.join(60)
+
+
 def test_overlapping_blocks_keep_tf32_off_until_the_last_one_ends(reduced_precision):
     assert tf32() == (True, True)
-    first_is_in, first_may_end = threading.Event(), threading.Event()
-
-    def first():
+    with ExitStack() as first:
+        first.enter_context(beside_an_encode())
         with exact_float32(CUDA):
-            first_is_in.set()
-            first_may_end.wait(10)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert first_is_in.wait(10)
-    with exact_float32(CUDA):
-        first_may_end.set()
-        thread.join()
-        assert tf32() == (False, False)
-        assert torch.get_float32_matmul_precision() == "highest"
+            first.close()
+            assert tf32() == (False, False)
+            assert torch.get_float32_matmul_precision() == "highest"
     assert tf32() == (True, True)
     assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.long  # to compile anything takes longer than most tests
+def test_where_products_are_held_exact_an_encode_compiles_nothing_anew(
+    reduced_precision,
+):
+    torch._dynamo.reset()
+    hold_exact_matmuls(torch.bfloat16)
+    counter = CompileCounter()
+    decode = torch.compile(lambda x: torch.sin(x) + 1, backend=counter, dynamic=False)
+    decode(torch.ones(4))
+    with beside_an_encode():
+        decode(torch.ones(4))
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
 
 
 def test_gradients_and_autocast_are_off_inside_only():

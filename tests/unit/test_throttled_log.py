@@ -59,10 +59,6 @@ def test_a_message_without_values_may_hold_a_percent_sign(log, caplog):
         "100% full",
         "100% full (1 more like this were not logged)",
     ]
-
-
-def test_a_line_shows_where_the_warning_was_raised(log, caplog):
-    log.warn_of("disk", "Reading")
     assert caplog.records[0].filename == "test_throttled_log.py"
 
 
