@@ -2,10 +2,11 @@ import asyncio
 import shutil
 import sys
 import time
+from unittest.mock import AsyncMock
 
 import pytest
 
-from tests.encoding_samples import make_key
+from tests.encoding_samples import make_key, sized_encoding
 from tests.in_process_workers import (
     InProcessEngine,
     SpectrumEncoder,
@@ -654,6 +655,17 @@ async def test_a_wait_ends_while_the_catalogue_answers_and_no_worker_does(
     is_away = True
     with pytest.raises(WorkerRPCError, match="gone"):
         await asyncio.wait_for(waiting, 60)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+async def test_what_is_stored_ends_a_wait_without_a_worker(rig, monkeypatch, error):
+    need = rig.need(names=("speaker",))
+    (key,) = await rig.ensurer.keys(need)
+    monkeypatch.setattr(rig.engine, "collective_rpc", AsyncMock(side_effect=error))
+    waiting = asyncio.create_task(rig.ensurer.ensure(need))
+    await asyncio.sleep(0.2)
+    assert rig.store.writer.publish(key, sized_encoding(10))
+    assert await asyncio.wait_for(waiting, 12) is False
 
 
 async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(

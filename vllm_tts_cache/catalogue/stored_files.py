@@ -96,7 +96,7 @@ _ADD = (
 )
 _SINCE = (
     select(stored_file.c.id, stored_file.c.audio_sha256, stored_file.c.artifact)
-    .where(stored_file.c.id > bindparam("after"), stored_file.c.is_audio == 0)
+    .where(stored_file.c.id > bindparam("after"))
     .order_by(stored_file.c.id.desc())
     .limit(bindparam("most"))
 )
@@ -293,7 +293,7 @@ def oldest(
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:
-    """Return the newest encodings after an id: (id, audio, encoder fingerprint)."""
+    """Return the newest rows after an id, those of audio too: (id, audio, artifact)."""
     rows = db.execute(_SINCE, {"after": file_id, "most": limit})
     return [(number, sha, artifact) for number, sha, artifact in rows]
 

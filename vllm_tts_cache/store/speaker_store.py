@@ -246,13 +246,14 @@ class SpeakerStore:
     def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
         """Return the number for the next call, and encodings stored after ``file_id``.
 
-        The newest come first; those before the newest thousand are left out.
+        The newest come first; those before the newest thousand files are left out.
         """
         with self.database.read() as db:
             rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
         keys = [
             EncodingKey(audio_sha256=sha, encoder_fingerprint=artifact)
             for _, sha, artifact in rows
+            if artifact != AUDIO
         ]
         return rows[0][0] if rows else file_id, keys
 

@@ -285,7 +285,8 @@ class PendingEncodings:
             throttled.warn_of("waiting", message, exc, mistake=exc)
             self._settle_all(EncodeError(f"waiting for it failed: {exc!r}"))
         finally:
-            self._task = None
+            # If a call of the host's was cancelled in it, the callers still wait.
+            self._task = asyncio.create_task(self._run()) if self._by_key else None
 
     def _fail_after_outage(self, error: TTSCacheError) -> None:
         """Fail callers that have waited for `OUTAGE_SECONDS` of an outage."""
@@ -339,13 +340,15 @@ class PendingEncodings:
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
                 await self._look()
+            await self._look()  # also where no worker can be asked
         finally:
+            # The next call needs its end, and asyncio would log its error.
             if not asking.done():
                 asking.cancel()
-                # The next call needs its end, and asyncio would log its error.
                 await asyncio.gather(asking, return_exceptions=True)
+            elif not asking.cancelled():
+                asking.exception()
         await asking
-        await self._look()
         self._outage_since = None
 
     async def _ask(self) -> None:
