@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def default_checkpoint(tiny: Callable[..., Path]) -> Path:
     """The default family's, for tests that are about no family."""
     return tiny(default_family())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Any]:
+    """A store in the test's folder, sound when the test ends."""
+    from tests.store_samples import opened
+
+    store = opened(tmp_path)
+    yield store
+    assert store.verify() == []
+    store.close()
 
 
 @pytest.fixture

@@ -80,20 +80,16 @@ def test_what_a_request_of_it_computes_yet_is_not_found_either(core):
     assert speak(core, "ann", ANN) == 0
 
 
-def test_one_that_waits_yet_has_nothing_to_lose(core):
+@pytest.mark.parametrize("segment", ["registered", "inline"])
+def test_one_that_waits_has_nothing_to_lose_and_leaves_nothing(core, segment):
     speak(core, "running", ANN, ends=False)
     waiting: Any = new_request("waiting", 40, 4)
-    waiting.additional_information = {FIELD: [BOB, "registered"]}
+    waiting.additional_information = {FIELD: [BOB, segment]}
     core.scheduler.add_request(waiting)
-    delete(core, BOB)
-    step(core.scheduler, STOP)
-
-
-def test_one_that_ends_before_it_has_a_block_leaves_nothing(core):
-    speak(core, "running", ANN, ends=False)
-    waiting: Any = new_request("waiting", 40, 4)
-    waiting.additional_information = {FIELD: [BOB, "inline"]}
-    core.scheduler.add_request(waiting)
+    if segment == "registered":
+        delete(core, BOB)
+        step(core.scheduler, STOP)
+        return
     core.scheduler.finish_requests("waiting", RequestStatus.FINISHED_ABORTED)
     assert BOB not in core.scheduler.tts_cache_voice_blocks._blocks
 

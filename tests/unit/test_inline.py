@@ -15,13 +15,11 @@ from tests.speaking import wav
 from tests.waiting import soon
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import inline
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError
-from vllm_tts_cache.store.opening import open_store
 
 
 class CountingHandler(http.server.SimpleHTTPRequestHandler):
@@ -64,13 +62,6 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
                 self.wfile.flush()
         except OSError:
             pass
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = open_store(Settings(samples_dir=tmp_path / "voices"))
-    yield store
-    store.close()
 
 
 @pytest.fixture

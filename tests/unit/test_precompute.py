@@ -117,12 +117,16 @@ async def test_two_servers_encode_each_voice_once(rig_of):
         assert sum(rig.encodes[name] for rig in rigs) == NUM_VOICES
 
 
-async def test_a_failed_encode_is_tried_again_when_its_row_says_so(rig_of):
-    rig = rig_of()
+async def failed_once(rig):
     rig.encoders[0].errors += [EncodeError("it cannot")]
     record = register(rig.store, 0)
     rig.service.encodings.precompute_from(record.generation)
     await soon(lambda: rig.store.failures(record.audio_sha256) != {})
+    return record
+
+
+async def test_a_failed_encode_is_tried_again_when_its_row_says_so(rig_of):
+    record = await failed_once(rig := rig_of())
     await rig.settled()
     assert await rig.status("voice 0") == ("failed", "it cannot")
     num_calls = rig.encoders[0].num_calls
@@ -137,11 +141,7 @@ async def test_a_failed_encode_is_tried_again_when_its_row_says_so(rig_of):
 
 
 async def test_a_deleted_voice_leaves_no_failure_behind(rig_of):
-    rig = rig_of()
-    rig.encoders[0].errors += [EncodeError("it cannot")]
-    record = register(rig.store, 0)
-    rig.service.encodings.precompute_from(record.generation)
-    await soon(lambda: rig.store.failures(record.audio_sha256) != {})
+    record = await failed_once(rig := rig_of())
     await rig.service.deletions.delete("voice 0", record.tenant)
     assert rig.store.failures(record.audio_sha256) == {}
 

@@ -17,7 +17,6 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, WorkerRPCError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
@@ -42,7 +41,6 @@ from vllm_tts_cache.speaker.rpc_client import (
 )
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.encoding import EncodingKey
-from vllm_tts_cache.store.opening import open_store
 
 SHA = clip().audio_sha256
 FINGERPRINT = SpectrumEncoder("speaker").fingerprint
@@ -67,13 +65,6 @@ def speakers(tmp_path):
     speakers = worker_speakers(tmp_path, [SpectrumEncoder("speaker")])
     yield speakers
     speakers.close()
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = open_store(Settings(samples_dir=tmp_path))
-    yield store
-    store.close()
 
 
 @pytest.fixture

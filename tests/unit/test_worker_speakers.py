@@ -25,7 +25,6 @@ from tests.in_process_workers import (
     wanted,
     worker_speakers,
 )
-from tests.store_samples import opened
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS
@@ -61,13 +60,6 @@ def restarted(tmp_path):
     speakers = worker_speakers(tmp_path, [SpectrumEncoder(name) for name in NAMES])
     yield speakers
     speakers.close()
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = opened(tmp_path)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.store_samples import opened
 from vllm_tts_cache.store.stock_import import import_stock_voices
 
 pytestmark = pytest.mark.sqlite  # it is about files of stock's
@@ -32,14 +31,6 @@ def serving(serving_class, tmp_path, monkeypatch):
     serving._adapter = None
     serving._init_speaker_storage()
     return serving
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = opened(tmp_path)
-    yield store
-    assert store.verify() == []
-    store.close()
 
 
 def upload_file(samples: np.ndarray):

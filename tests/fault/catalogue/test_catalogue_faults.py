@@ -22,15 +22,6 @@ FORK = multiprocessing.get_context("fork")
 FILE = "catalogue.sqlite3"
 
 
-@pytest.fixture
-def store(tmp_path):
-    """Is sound when the test ends."""
-    store = opened(tmp_path)
-    yield store
-    assert store.verify() == []
-    store.close()
-
-
 @contextmanager
 def held(directory):
     """Somebody else writes, for as long as the block runs."""

@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
 from tests.store_samples import clip, key, opened, publish, register, settings_of
+from tests.waiting import wait_until
 from vllm_tts_cache.catalogue import leases, schema, stored_files
 from vllm_tts_cache.catalogue import postgres as backend
 from vllm_tts_cache.catalogue.pages import Page
@@ -48,13 +49,9 @@ def store(empty):
     return empty
 
 
-def works_again(store) -> bool:
-    until = time.monotonic() + SOON_SECONDS
-    while time.monotonic() < until:
-        try:
-            return store.find("Ann") is not None
-        except StorageUnavailableError:
-            time.sleep(0.1)
+def finds(store) -> bool:
+    with suppress(StorageUnavailableError):
+        return store.find("Ann") is not None
     return False
 
 
@@ -117,7 +114,7 @@ def test_a_server_that_is_stopped_is_said_so_at_once_and_comes_back(store, postg
         assert store.read(key(0)) is not None  # a worker asks the directory alone
     finally:
         postgres.start()
-    assert works_again(store)
+    wait_until(lambda: finds(store))
     register(store, "Bob", 1)
 
 
@@ -125,7 +122,7 @@ def test_a_server_that_crashes_loses_nothing_that_was_told(store, postgres):
     register(store, "Bob", 1)
     postgres.stop(signal.SIGQUIT)
     postgres.start()
-    assert works_again(store)
+    wait_until(lambda: finds(store))
     assert store.find("Bob") is not None
 
 
@@ -141,7 +138,7 @@ def test_nobody_waits_for_ever_for_a_server_that_is_frozen(
             with pytest.raises(StorageUnavailableError):
                 call()
             assert time.monotonic() - began < 6
-    assert works_again(store)
+    wait_until(lambda: finds(store))
 
 
 @pytest.fixture

@@ -17,13 +17,6 @@ pytestmark = pytest.mark.every_backend
 NUM_ROUNDS = 10
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = opened(tmp_path)
-    yield store
-    store.close()
-
-
 def driver_connection(db):
     return db.connection.driver_connection
 
@@ -37,7 +30,8 @@ def is_closed(connection) -> bool:
     return False
 
 
-def test_one_in_use_is_closed_when_its_block_ends(store):
+def test_one_in_use_is_closed_when_its_block_ends(tmp_path):
+    store = opened(tmp_path)
     with store.database.read() as db:
         used = driver_connection(db)
         store.close()

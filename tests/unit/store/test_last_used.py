@@ -12,19 +12,14 @@ def last_used(store, limit=8):
     return [name for _, name in found]
 
 
-def spoken(store, number):
-    """Its encodings were read; those of inline audio as well."""
-    store.used([address(number)])
-
-
 @pytest.mark.every_backend
 def test_the_last_one_comes_first_however_many_encodings_it_has(store):
     for number, name in enumerate(("Ann", "Bob", "Cid", "Dee")):
         register(store, name, number)
         for encoder in "ef":
             publish(store, number, encoder)
-    spoken(store, 1)
-    spoken(store, 0)
+    for number in (1, 0):
+        store.used([address(number)])
     assert last_used(store) == ["Ann", "Bob", "Dee", "Cid"]
     assert last_used(store, 2) == ["Ann", "Bob"]
     delete(store, "Ann")
@@ -45,7 +40,7 @@ def test_inline_clips_are_nobodys_and_what_is_not_encoded_has_not_spoken(store):
     store.store_inline(clip(5))
     publish(store, 5)
     register(store, "Ann", 0)
-    spoken(store, 5)
+    store.used([address(5)])
     assert last_used(store) == []
     publish(store, 0)
     assert last_used(store) == ["Ann"]
