@@ -28,15 +28,11 @@ EARLY = replaced(*(each for each in families() if each.host_is_multimodal))
 
 @pytest.fixture(autouse=True)
 def registered():
-    """As before each configuration that the host makes of a stage."""
+    """As before each configuration of a stage, where nothing was asked before."""
+    loader._MODEL_ARCH_BY_HASH.clear()
     plugin.register()
     args: Any = SimpleNamespace()
     OmniEngineArgs._ensure_omni_models_registered(args)
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_asked_before():
-    loader._MODEL_ARCH_BY_HASH.clear()
 
 
 @pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)

@@ -19,7 +19,7 @@ from vllm_tts_cache.errors import InvalidAudioError
 from vllm_tts_cache.logs import ThrottledLog
 
 media, web = test_inline.media, test_inline.web
-store, clips = test_inline.store, test_inline.clips
+clips = test_inline.clips
 
 
 @contextlib.asynccontextmanager
