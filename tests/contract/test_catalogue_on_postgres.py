@@ -54,12 +54,12 @@ async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
 async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
     server, postgres, plugin_log
 ):
-    await server.register("Ann", wav())
+    await asyncio.gather(*(server.register(name, wav()) for name in ("Ann", "Cid")))
     assert (await server.speak(voice="Ann")).status_code == 200
     postgres.stop()
     try:
         answers = await asyncio.gather(
-            server.speak(voice="Ann"),
+            server.speak(voice="Cid"),  # whose row was not read
             server.speak(ref_audio=data_url(), ref_text="Hello."),
             server.client.get(f"{VOICES}/Ann"),
             server.client.get(VOICES),

@@ -84,7 +84,7 @@ def called(arguments, environ, folder, program=MAIN, **options):
         env=environ_of(environ, folder),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
         **options,
     )

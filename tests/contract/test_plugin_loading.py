@@ -62,7 +62,7 @@ def run(code, *, path=None, **environ):
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

@@ -123,7 +123,7 @@ def syntax_errors(module):
         input=module,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     return done.stderr.decode()
 

@@ -126,7 +126,7 @@ def spoken_by_socket(server, *texts, **config):
                 socket.send(json.dumps({"type": "input.text", "text": text}))
             socket.send(json.dumps({"type": "input.done"}))
         while True:
-            told = socket.recv(timeout=60)
+            told = socket.recv(timeout=600)
             if isinstance(told, bytes):
                 heard += told
                 continue
@@ -160,6 +160,6 @@ def test_half_a_character_in_a_sessions_configuration_is_refused(
     with connect(url) as socket:
         # No more is sent: with messages that nobody reads the answer may be lost.
         socket.send(json.dumps({"type": "session.config", **config}))
-        told = json.loads(socket.recv(timeout=60))
+        told = json.loads(socket.recv(timeout=600))
     assert told["type"] == "error"
     assert "Invalid instructions: it holds half of a character" in told["message"]

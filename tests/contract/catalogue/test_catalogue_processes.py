@@ -41,7 +41,7 @@ def in_processes(work: Callable, *args, num_processes: int = NUM_PROCESSES) -> l
     processes = [FORK.Process(target=run, args=(n,)) for n in range(num_processes)]
     for process in processes:
         process.start()
-    answers = [results.get(timeout=60) for _ in processes]
+    answers = [results.get(timeout=600) for _ in processes]
     for process in processes:
         process.join()
     return answers
