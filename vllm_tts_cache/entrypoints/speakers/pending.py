@@ -291,7 +291,6 @@ class PendingEncodings:
     def _fail_after_outage(self, error: TTSCacheError) -> None:
         """Fail callers that have waited for `OUTAGE_SECONDS` of an outage."""
         now = time.monotonic()
-        self._last_id = 0  # a failover may have lost the newest rows
         if self._outage_since is None:
             self._outage_since = now
         is_final = self._workers.have_ended or isinstance(error, UnsupportedModelError)
@@ -310,6 +309,7 @@ class PendingEncodings:
         Raises: StorageError.
         """
         look, last_id = self._store.stored_since, self._last_id
+        self._last_id = 0  # if it fails: a failover may have lost the newest rows
         self._last_id, keys = await self._lookups.run(look, last_id)
         self._num_stored_since += len(keys)
         for pending in filter(None, map(self._by_key.get, keys)):
