@@ -89,8 +89,8 @@ def test_one_that_waits_has_nothing_to_lose_and_leaves_nothing(core, segment):
     if segment == "registered":
         delete(core, BOB)
         step(core.scheduler, STOP)
-        return
-    core.scheduler.finish_requests("waiting", RequestStatus.FINISHED_ABORTED)
+    else:
+        core.scheduler.finish_requests("waiting", RequestStatus.FINISHED_ABORTED)
     assert BOB not in core.scheduler.tts_cache_voice_blocks._blocks
 
 
