@@ -19,11 +19,7 @@ from vllm_tts_cache.files import publish_once, storage_errors
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import Bundle, BundledConsent, BundledVoice
 from vllm_tts_cache.store.consents import ConsentRecord, NewConsent
-from vllm_tts_cache.store.encoding import (
-    EncodingKey,
-    encoding_from_bytes,
-    encoding_to_bytes,
-)
+from vllm_tts_cache.store.encoding import EncodingKey, encoding_to_bytes
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Tenant
@@ -54,7 +50,7 @@ class Imported:
     Attributes:
         done: The registration; what it replaced is still to be deleted.
         num_kept: Encodings of the bundle that are stored now.
-        num_left: The others: our key did not sign the bundle, or storing them failed.
+        num_left: The others: our key did not sign the bundle.
     """
 
     done: Registered
@@ -143,7 +139,7 @@ class Bundles:
             StorageError: The disk or the catalogue failed.
         """
         bundle = bundle_format.read(data, self._key())
-        audio, sha = _audio_of(bundle), bundle.voice.audio_sha256
+        audio = _audio_of(bundle)
         # All checks come before anything is stored, so that a failure undoes nothing.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
         asked = bundle.voice, name, on_conflict
@@ -154,14 +150,19 @@ class Bundles:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
             check_embedding(new.embedding)
+        given = bundle.encodings()
+        # Whole as they were read to be signed; a worker checks what it reads again.
+        encodings = given if bundle.is_ours and audio is not None else {}
         register = partial(
             self._store.registrations.register,
             limits=tenant.limits,
             recording=_recording_of(bundle, tenant.name),
+            encodings=encodings,
         )
         done = self._register(register, new, audio, on_conflict)
-        kept, left = self._take_encodings(bundle, sha)
-        return Imported(done=done, num_kept=kept, num_left=left)
+        sha = str(new.audio_sha256)
+        num_kept = len(encodings.keys() & self._store.stored_artifacts([sha])[sha])
+        return Imported(done=done, num_kept=num_kept, num_left=len(given) - num_kept)
 
     def _register(
         self,
@@ -179,22 +180,6 @@ class Bundles:
                 with suppress(errors.SpeakerExistsError):  # taken meanwhile
                     return register(replace(new, name=name), audio, is_new=True)
         raise errors.SpeakerExistsError(new.name)
-
-    def _take_encodings(self, bundle: Bundle, sha: str | None) -> tuple[int, int]:
-        """Store the encodings of a signed bundle; return (num_kept, num_left)."""
-        found = bundle.encodings()
-        if not bundle.is_ours or sha is None:
-            return 0, len(found)
-        num_kept = 0
-        for fingerprint, blob in found.items():
-            key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
-            # The voice is registered; an encoding that fails here is made again.
-            with suppress(errors.EncodingCorruptError, errors.StorageError):
-                encoding = encoding_from_bytes(blob, key)
-                is_stored = self._store.files.exists(sha, fingerprint)
-                if is_stored or self._store.writer.publish(key, encoding):
-                    num_kept += 1
-        return num_kept, len(found) - num_kept
 
     def _consent(self, record: records.SpeakerRecord) -> ConsentRecord | None:
         if record.consent_id is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -82,6 +83,7 @@ class Registrations:
         is_new: bool = False,
         limits: Limits = NO_LIMITS,
         recording: NewConsent | None = None,
+        encodings: Mapping[str, bytes] = {},
     ) -> Registered:
         """Register a speaker; readers see the old one until they see the new one.
 
@@ -93,6 +95,8 @@ class Registrations:
             is_new: Whether to refuse a name that is taken, whatever the policy.
             limits: The tenant's.
             recording: The speaker's consent; stored unless the tenant has its audio.
+            encodings: Those of the audio, found with the speaker or not at all; see
+                `Writer.store_audio`.
 
         Raises:
             AlreadyDoneError: A request with the key did it; the speaker is deleted.
@@ -144,6 +148,7 @@ class Registrations:
                 Segment.REGISTERED,
                 commit,
                 recording=None if recording is None else recording.audio,
+                encodings=encodings,
                 owner=owner,
             )
         except errors.AlreadyDoneError as exc:

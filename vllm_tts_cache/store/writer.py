@@ -34,6 +34,7 @@ _MAX_ATTEMPTS = 20
 
 
 Budgets = Mapping[tuple[Segment, bool], int]
+_Where = tuple[str, str]  # address and artifact
 
 
 def disk_budgets(settings: Settings) -> Budgets:
@@ -116,17 +117,15 @@ class Writer:
 
         Raises: StorageError.
         """
-        staged = self._blobs.stage(data, file.audio_sha256, file.artifact)
+        where = file.audio_sha256, file.artifact
         try:
-            with self._placing(file.artifact, file.audio_sha256) as db:
-                now = stored_files.find(db, file.audio_sha256, file.artifact)
+            with self._placing({where: data}) as (db, staged):
+                now = stored_files.find(db, *where)
                 if is_same := now is not None and now.object_name == file.object_name:
-                    self._place(db, staged, file.segment, now)
+                    self._place(db, staged[where], file.segment, now)
                 return is_same
         except TakenAwayError:
             return False
-        finally:
-            self._blobs.unstage(staged)
 
     def remove(self, file: StoredFile) -> None:
         """Remove a file and its row, unless the row has changed.
@@ -144,6 +143,7 @@ class Writer:
         commit: Callable[[Connection], T],
         *,
         recording: DecodedAudio | None = None,
+        encodings: Mapping[str, bytes] = {},
         owner: Owner | None = None,
         is_bounded: bool = True,
     ) -> T:
@@ -155,6 +155,8 @@ class Writer:
                 inline one can become registered.
             commit: Called in the transaction; an error that it raises undoes all.
             recording: Stored as the audio is: a consent that comes with a voice.
+            encodings: Stored forms of encodings of the audio, by fingerprint; one that
+                is stored already stays.
             owner: Gets one more voice or recording of the audio; None for inline audio.
             is_bounded: Whether the budget of registered audio applies.
 
@@ -170,28 +172,27 @@ class Writer:
         # Asked once: ``commit`` itself may delete the rows, which a rollback restores.
         is_read = segment is Segment.REGISTERED
         kept = {sha for sha in shas if self.is_kept(sha, is_read=is_read)}
+        wanted = dict(zip(shas, audios, strict=True))
         for _ in range(_MAX_ATTEMPTS):
-            staged: dict[str, Staged] = {}
+            files = {(shas[0], artifact): blob for artifact, blob in encodings.items()}
+            for sha in wanted.keys() - kept:
+                files[sha, AUDIO] = audio_file.to_bytes(wanted[sha])
             try:
-                for sha, each in zip(shas, audios, strict=True):
-                    if sha not in kept and sha not in staged:
-                        data = audio_file.to_bytes(each)
-                        staged[sha] = self._blobs.stage(data, sha, AUDIO)
-                with self._placing(AUDIO, *shas) as db:
+                with self._placing(files) as (db, staged):
                     result = commit(db)
                     for sha in shas:
-                        its = staged.get(sha)
+                        its = staged.get((sha, AUDIO))
                         self._keep(db, sha, segment, its, owner, is_bounded=is_bounded)
+                    for artifact in encodings:
+                        if stored_files.find(db, shas[0], artifact) is None:
+                            self._place(db, staged[shas[0], artifact], segment, None)
                 break
             except TakenAwayError:  # deleted or evicted since `is_kept`
                 kept.clear()
-            finally:
-                for each in staged.values():
-                    self._blobs.unstage(each)
         else:
             raise errors.StorageBusyError(1)
-        if segment is Segment.INLINE:
-            self._make_room(segment, shas[0], AUDIO)
+        for artifact in [AUDIO] if segment is Segment.INLINE else encodings:
+            self._make_room(segment, shas[0], artifact)
         return result
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
@@ -201,20 +202,18 @@ class Writer:
 
         Raises: StorageFullError: No space is left; nothing was changed.
         """
-        sha, artifact = key.audio_sha256, key.encoder_fingerprint
+        sha, artifact = where = key.audio_sha256, key.encoder_fingerprint
         for _ in range(_MAX_ATTEMPTS):
-            staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, artifact)
+            files = {where: encoding_to_bytes(key, encoding)}
             try:
-                with self._placing(artifact, sha) as db:
+                with self._placing(files) as (db, staged):
                     rows = {f.artifact: f for f in stored_files.of_audio(db, sha)}
                     if (audio := rows.get(AUDIO)) is None:
                         return False
                     replaced = rows.get(artifact)
-                    num_bytes = self._place(db, staged, audio.segment, replaced)
+                    num_bytes = self._place(db, staged[where], audio.segment, replaced)
             except TakenAwayError:
                 continue
-            finally:
-                self._blobs.unstage(staged)
             if num_bytes > self.budgets[audio.segment, False]:
                 self._make_room(audio.segment, sha, artifact)
             return True
@@ -245,20 +244,28 @@ class Writer:
         )
 
     @contextmanager
-    def _placing(self, artifact: str, *shas: str) -> Generator[Connection, None, None]:
-        """A write transaction; if it fails, what was placed in it is removed."""
+    def _placing(
+        self, files: Mapping[_Where, bytes]
+    ) -> Generator[tuple[Connection, dict[_Where, Staged]], None, None]:
+        """Stage files for a write transaction; if it fails, none of them is placed."""
+        staged: dict[_Where, Staged] = {}
         began = False
         try:
+            for where, data in files.items():
+                staged[where] = self._blobs.stage(data, *where)
             with self.database.write() as db:
                 began = True
-                yield db
+                yield db, staged
         except errors.StorageError:
             if began:
                 with suppress(errors.StorageError), self.database.write() as db:
-                    for sha in shas:
+                    for sha, artifact in staged:
                         if stored_files.find(db, sha, artifact) is None:
                             self._blobs.remove(db, sha, [artifact])
             raise
+        finally:
+            for each in staged.values():
+                self._blobs.unstage(each)
 
     def _keep(
         self,
