@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -34,12 +35,11 @@ def beside_an_encode():
             entered.set()
             left.wait(60)
 
-    thread = threading.Thread(target=encode)
-    thread.start()
-    assert entered.wait(60)
-    yield
-    left.set()
-    thread.join(60)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+        ending.callback(pool.submit(encode).result, 60)
+        ending.callback(left.set)
+        assert entered.wait(60)
+        yield
 
 
 def test_overlapping_blocks_keep_tf32_off_until_the_last_one_ends(reduced_precision):
