@@ -45,6 +45,7 @@ def fix_torchvision() -> str:
     for operator in ("nms", "qnms"):
         decorator = f'@torch.library.register_fake("torchvision::{operator}")\n'
         text = text.replace(decorator, "")
+    source.unlink()  # it may be a link into the cache of what installed it
     source.write_text(text)
     return "shape registrations of missing operators removed"
 
