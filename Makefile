@@ -6,6 +6,8 @@ HOST ?= 0.30
 VENV = .venv$(if $(filter 0.30,$(HOST)),,-$(HOST))
 PYTHON_ENV = $(VENV)/bin/python
 RUN = $(VENV)/bin/vllm-tts-cache
+# Whatever the environment says: else each of many processes compiles all anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: host-diff types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
 
@@ -52,35 +54,35 @@ house: setup  ## Print how large the code is; fail over a budget of [tool.house]
 	@$(PYTHON_ENV) scripts/house.py
 
 # Two processes: whole files, or a family's servers, each. And one thread in each: two
-# that share a core wait for one another at the end of every small operation. Bytecode is
-# kept whatever the environment says: else each of some 200 processes compiles all anew.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
+# that share a core wait for one another at the end of every small operation.
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
 # What rests on the host. On a version other than the default one these tests are run,
-# with a server of each family, which is a long proof there but for the default family.
+# with a server of each family; in the long proofs also on the host's second runner.
 HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_sockets.py \
   tests/families/qwen3_tts/test_failed_neighbour.py \
   $(addprefix tests/contract/test_, $(addsuffix .py, \
   checkpoint_places cpu_attention cpu_platform cpu_rows deleted_prefix diffusion_models \
   diffusion_worker failed_prefix host_patches host_surface lost_prompts openapi \
   other_models other_sites own_threads plugin_loading registries requests_unchanged \
-  reservation resumption sleep speech stopping tenants voice_prefill worker_calls))
-HOST_ROUTES = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py \
-  -k qwen3_tts -m "long or not long"
-HOST_JOURNEY = tests/e2e/test_journey.py -k test_a_voice_speaks -m "long or not long"
+  reservation resumption sleep speech stopping tenants voice_prefill worker_calls)) \
+  tests/e2e/test_journey.py::test_a_voice_speaks
+HOST_LONG = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py
+LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST)
 
 ifeq ($(HOST),0.30)
 test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: those of the host.
 	$(PYTEST)
-else
-test: setup postgres ffmpeg
-	$(PYTEST) $(HOST_TESTS)
-	$(PYTEST) $(HOST_JOURNEY)
-	$(PYTEST) $(HOST_ROUTES)
-endif
 
 test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
-	TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST) -m "long or not long"
+	$(LONG) -m "long or not long"
+else
+test: setup postgres ffmpeg
+	$(PYTEST) $(HOST_TESTS) -m "not long or other_host"
+
+test-all: setup postgres ffmpeg
+	$(LONG) $(HOST_TESTS) $(HOST_LONG) -m "long or not long"
+endif
 
 bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.
 	$(PYTHON_ENV) -m benchmarks

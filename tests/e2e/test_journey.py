@@ -79,6 +79,7 @@ def test_a_voice_of_stocks_is_imported_and_deleted_where_stock_kept_it(told):
     assert told.servers.problems() == []
 
 
+@pytest.mark.other_host
 def test_a_voice_speaks(told, family, make_clip):
     told.client.register("Ada", make_clip(3.3), ref_text=SPOKEN)
     told.client.precompute("Ada").raise_for_status()
