@@ -32,11 +32,7 @@ class _Running:
         self._stops.append(stop)
 
     def stop_others(self, group):
-        """Stop what was started for another group: none of it is needed again.
-
-        A session's fixtures end with it, and idle servers take most of a CPU until
-        then.
-        """
+        """Stop what was started for another group: it would only take memory."""
         if group != self._group and self._stops:
             with ThreadPoolExecutor(len(self._stops)) as at_once:
                 list(at_once.map(lambda stop: stop(), self._stops))

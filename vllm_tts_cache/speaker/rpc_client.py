@@ -111,30 +111,16 @@ class AsyncEngine(Protocol):
 
     errored: bool
 
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        stage_ids: list[int] | None = None,
-    ) -> list[Any]:
-        """Call ``method`` on every worker of the stages: a list per replica."""
+    async def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on every worker of the stages: a list per replica."""
         ...
 
 
 class SyncEngine(Protocol):
     """The part of the host's ``Omni`` that we use; the plugin gives it the method."""
 
-    def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        stage_ids: list[int] | None = None,
-    ) -> list[Any]:
-        """Call ``method`` on every worker of the stages: a list per replica."""
+    def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on every worker of the stages: a list per replica."""
         ...
 
 

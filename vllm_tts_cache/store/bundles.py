@@ -50,7 +50,7 @@ class Imported:
     Attributes:
         done: The registration; what it replaced is still to be deleted.
         num_kept: Encodings of the bundle that are stored now.
-        num_left: The others: our key did not sign the bundle.
+        num_left: The others.
     """
 
     done: Registered
@@ -142,9 +142,8 @@ class Bundles:
         audio = _audio_of(bundle)
         # All checks come before anything is stored, so that a failure undoes nothing.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
-        asked = bundle.voice, name, on_conflict
-        its_key = records.IdempotencyKey.of(key, tenant.name, *asked)
-        new = replace(new, idempotency_key=its_key)
+        asked = tenant.name, bundle.voice, name, on_conflict
+        new = replace(new, idempotency_key=records.IdempotencyKey.of(key, *asked))
         check(new.name, new.ref_text)
         if audio is not None:
             check_audio(audio.audio, new.ref_text)

@@ -215,14 +215,19 @@ def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice
     assert output.multimodal_outputs == {}
 
 
+@pytest.mark.parametrize("allowed", [slice(None), [3_071], [6_562]])
 @torch.inference_mode()
-def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours):
+def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours, allowed):
     """It is not vLLM's: it looks back, and takes the likeliest few."""
     prefill(talker, ours(voice, ZERO_SHOT), **UNKNOWN)
     talker.set_batch_req_ids(["neighbour", "request"])
     logits = talker.compute_logits(torch.randn(2, 128).to(dtype_of(talker)))
-    sampling = replace(drawing(2, {}), top_p=torch.full((2,), 0.8))
-    output = talker.sample(logits, replace(sampling, top_k=torch.full((2,), 25)))
+    mask = torch.zeros_like(logits, dtype=torch.bool)
+    mask[1] = True
+    mask[1, allowed] = False
+    likeliest = {"top_p": torch.full((2,), 0.8), "top_k": torch.full((2,), 25)}
+    sampling = replace(drawing(2, {}), **likeliest, allowed_token_ids_mask=mask)
+    output = talker.sample(logits, sampling)
     neighbours, failed = output.sampled_token_ids.flatten().tolist()
     assert failed == FAMILY.failure_id
     assert 0 <= neighbours < 6_561 or neighbours == 6_562

@@ -179,12 +179,8 @@ def entries(data):
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def test_a_server_takes_back_what_it_gave(store):
-    record = register(store, "Ann").record
-    assert store.writer.publish(
-        replace(key(0), audio_sha256=record.audio_sha256), make_encoding(0)
-    )
-    data = Bundles(store, "").export(record.speaker_id)[1]
+def test_a_server_takes_back_what_it_gave(exported, store):
+    data = Bundles(store, "").export(exported[0].speaker_id)[1]
     deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
     imported = Bundles(store, "").import_voice(data)

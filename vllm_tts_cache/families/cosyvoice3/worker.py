@@ -5,11 +5,13 @@ In a zero-shot clone the rows of the talker's prompt hold the reference's speech
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.model_executor.models.cosyvoice3.code2wav_core import cfm
 from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
@@ -35,13 +37,28 @@ _SEED = 0
 
 
 class _HostsModel(CosyVoice3Model):
-    """The host's model with the arguments that other talkers' logits take."""
+    """The host's model with the arguments that other talkers' logits take.
 
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> Tensor | None:
+    Its sampler raises if a request forbids every id that its row has, the failure id
+    included; that would end the engine. Here such a row samples the failure id.
+    """
+
+    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         del sampling_metadata
         return super().compute_logits(hidden_states)
+
+    def sample(self, logits: Tensor, sampling_metadata: Any) -> Any:
+        if self._cosyvoice3_ras_enabled(sampling_metadata):
+            logits = logits.float()
+            if (mask := sampling_metadata.allowed_token_ids_mask) is not None:
+                logits.masked_fill_(mask[..., : logits.shape[-1]], float("-inf"))
+            for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
+                logits = processor.apply(logits)
+            is_forbidden = ~logits.isfinite().any(dim=-1)
+            logits[:, FAMILY.failure_id].masked_fill_(is_forbidden, 0.0)
+            done = {"allowed_token_ids_mask": None, "logitsprocs": LogitsProcessors()}
+            sampling_metadata = replace(sampling_metadata, **done)
+        return super().sample(logits, sampling_metadata)
 
 
 class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
