@@ -29,23 +29,26 @@ TALKER = "cosyvoice3_talker"
 # The runner's infos of a step's requests, in the batch's order.
 BUFFER = "model_intermediate_buffer"
 
-# Of the decoder's noise.
-NUM_MELS = 80
+NUM_MELS = 80  # of the decoder's noise
 # 300 s of speech and its reference; a speech takes at most 4,096 tokens, of 164 s.
 MAX_FRAMES = 50 * 300
-_SEED = 0
 
 
 class _HostsModel(CosyVoice3Model):
     """The host's model with the arguments that other talkers' logits take.
 
     Its sampler raises if a request forbids every id that its row has, the failure id
-    included; that would end the engine. Here such a row samples the failure id.
+    included; that would end the engine. Here such a row samples the failure id. And one
+    request's logprobs, bad words or penalties change how the others' ids are drawn;
+    here they do not act, as in the official code.
     """
 
     def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         del sampling_metadata
         return super().compute_logits(hidden_states)
+
+    def _cosyvoice3_ras_enabled(self, sampling_metadata: Any) -> bool:
+        return self.model_stage == TALKER and sampling_metadata.temperature is not None
 
     def sample(self, logits: Tensor, sampling_metadata: Any) -> Any:
         if self._cosyvoice3_ras_enabled(sampling_metadata):
@@ -54,8 +57,7 @@ class _HostsModel(CosyVoice3Model):
                 logits.masked_fill_(mask[..., : logits.shape[-1]], float("-inf"))
             for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
                 logits = processor.apply(logits)
-            is_forbidden = ~logits.isfinite().any(dim=-1)
-            logits[:, FAMILY.failure_id].masked_fill_(is_forbidden, 0.0)
+            logits[:, FAMILY.failure_id].masked_fill_(~logits.isfinite().any(-1), 0.0)
             done = {"allowed_token_ids_mask": None, "logitsprocs": LogitsProcessors()}
             sampling_metadata = replace(sampling_metadata, **done)
         return super().sample(logits, sampling_metadata)
@@ -227,14 +229,13 @@ class FixedNoiseCFM(cfm.CausalConditionalCFM):
         if self.t_scheduler == "cosine":
             span = 1 - torch.cos(span * 0.5 * torch.pi)
         start = noise.expand(mu.size(0), -1, -1)
-        mel = self.solve_euler(start, span, mu, mask, spks, cond)
-        return mel, None
+        return self.solve_euler(start, span, mu, mask, spks, cond), None
 
 
 def fix_noise(decoder: Any) -> None:
     """Make a built decoder start from the official noise."""
     decoder.__class__ = FixedNoiseCFM
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(0)
     size, where = (1, NUM_MELS, MAX_FRAMES), next(decoder.parameters()).device
     noise = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
     decoder.noise = noise.to(where)
