@@ -149,19 +149,18 @@ class Bundles:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
             check_embedding(new.embedding)
-        given = bundle.encodings()
         # Whole as they were read to be signed; a worker checks what it reads again.
-        encodings = given if bundle.is_ours and audio is not None else {}
+        given = bundle.encodings() if bundle.is_ours and audio is not None else {}
+        stored = self._store.stored_artifacts([sha := str(new.audio_sha256)])[sha]
         register = partial(
             self._store.registrations.register,
             limits=tenant.limits,
             recording=_recording_of(bundle, tenant.name),
-            encodings=encodings,
+            encodings={name: given[name] for name in given.keys() - stored},
         )
         done = self._register(register, new, audio, on_conflict)
-        sha = str(new.audio_sha256)
-        num_kept = len(encodings.keys() & self._store.stored_artifacts([sha])[sha])
-        return Imported(done=done, num_kept=num_kept, num_left=len(given) - num_kept)
+        num_left = len(bundle.encodings()) - len(given)
+        return Imported(done=done, num_kept=len(given), num_left=num_left)
 
     def _register(
         self,

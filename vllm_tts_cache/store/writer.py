@@ -256,7 +256,7 @@ class Writer:
             with self.database.write() as db:
                 began = True
                 yield db, staged
-        except errors.StorageError:
+        except Exception:  # a budget's as well: another file may be placed already
             if began:
                 with suppress(errors.StorageError), self.database.write() as db:
                     for sha, artifact in staged:
