@@ -9,7 +9,7 @@ from tests.e2e.test_hostile_speech import FEW, bodies, send_all
 from tests.served import Servers
 
 OPTIONS, FORMAT = test_host_routes.OPTIONS, "response_format"
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.other_host]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="session")

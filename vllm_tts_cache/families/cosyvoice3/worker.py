@@ -40,7 +40,7 @@ class _HostsModel(CosyVoice3Model):
     Its sampler raises if a request forbids every id that its row has, the failure id
     included; that would end the engine. Here such a row samples the failure id. And one
     request's logprobs, bad words or penalties change how the others' ids are drawn;
-    here they do not act, as in the official code.
+    here they do not: all are drawn as the official code draws them.
     """
 
     def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
@@ -58,7 +58,8 @@ class _HostsModel(CosyVoice3Model):
             for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
                 logits = processor.apply(logits)
             logits[:, FAMILY.failure_id].masked_fill_(~logits.isfinite().any(-1), 0.0)
-            done = {"allowed_token_ids_mask": None, "logitsprocs": LogitsProcessors()}
+            left = LogitsProcessors(sampling_metadata.logitsprocs.argmax_invariant)
+            done = {"allowed_token_ids_mask": None, "logitsprocs": left}
             sampling_metadata = replace(sampling_metadata, **done)
         return super().sample(logits, sampling_metadata)
 
