@@ -50,7 +50,7 @@ class Imported:
     Attributes:
         done: The registration; what it replaced is still to be deleted.
         num_kept: Encodings of the bundle that are stored now.
-        num_left: The others.
+        num_left: The others: our key did not sign the bundle.
     """
 
     done: Registered
@@ -149,18 +149,18 @@ class Bundles:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
             check_embedding(new.embedding)
+        found = bundle.encodings()
         # Whole as they were read to be signed; a worker checks what it reads again.
-        given = bundle.encodings() if bundle.is_ours and audio is not None else {}
+        kept = found if bundle.is_ours and audio is not None else {}
         stored = self._store.stored_artifacts([sha := str(new.audio_sha256)])[sha]
         register = partial(
             self._store.registrations.register,
             limits=tenant.limits,
             recording=_recording_of(bundle, tenant.name),
-            encodings={name: given[name] for name in given.keys() - stored},
+            encodings={name: kept[name] for name in kept.keys() - stored},
         )
         done = self._register(register, new, audio, on_conflict)
-        num_left = len(bundle.encodings()) - len(given)
-        return Imported(done=done, num_kept=len(given), num_left=num_left)
+        return Imported(done=done, num_kept=len(kept), num_left=len(found) - len(kept))
 
     def _register(
         self,

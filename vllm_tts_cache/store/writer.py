@@ -257,7 +257,7 @@ class Writer:
                 began = True
                 yield db, staged
         except Exception:  # a budget's as well: another file may be placed already
-            if began:
+            if began and staged:
                 with suppress(errors.StorageError), self.database.write() as db:
                     for sha, artifact in staged:
                         if stored_files.find(db, sha, artifact) is None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from tests.audio_clips import sndfile_bytes, voiced
-from tests.encoding_samples import make_encoding
+from tests.encoding_samples import assert_same, make_encoding
 from tests.store_samples import clip, delete, key, opened, voice
 from vllm_tts_cache.audio.decode import decode_clips, join
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -81,10 +81,7 @@ def test_a_voice_arrives_with_all_it_had(exported, other):
     assert all(getattr(after, each) == getattr(before, each) for each in told)
     assert after.audio_sha256 == before.audio_sha256
     assert other.consents.get(after.consent_id).name == "Ann's"
-    stored = other.read(encoding_key)
-    assert {n: a.tobytes() for n, a in stored.arrays.items()} == {
-        n: a.tobytes() for n, a in make_encoding(0).arrays.items()
-    }
+    assert_same(other.read(encoding_key), make_encoding(0))
     again = Bundles(other, SECRET).export("Ann")[1]
     times = msgspec.json.decode(entries(again)["voice.json"])["created_at"]
     assert times == after.created_at
@@ -193,11 +190,7 @@ def test_an_encoding_that_is_there_stays(exported, store):
     assert store.writer.publish(encoding_key, make_encoding(5))
     imported = Bundles(store, SECRET).import_voice(data, on_conflict="replace")
     assert imported.num_kept == 1
-    stored = store.read(encoding_key)
-    assert stored.arrays.keys() == make_encoding(5).arrays.keys()
-    assert all(
-        (stored[name] == array).all() for name, array in make_encoding(5).arrays.items()
-    )
+    assert_same(store.read(encoding_key), make_encoding(5))
     assert imported.done.record.speaker_id == record.speaker_id
 
 

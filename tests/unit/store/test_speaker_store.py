@@ -24,6 +24,7 @@ from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey, Segment
+from vllm_tts_cache.store.consents import NewConsent
 from vllm_tts_cache.store.encoding import EncodingKey
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
@@ -184,6 +185,14 @@ def test_a_refused_registration_leaves_everything_as_it_was(open_here, settings,
     assert stored_paths(store) == before
     assert files(store, INLINE) == 1
     assert store.verify() == store.recover() == []
+
+
+def test_a_recording_over_the_budget_leaves_no_file_of_its_voice(open_here):
+    store = open_here(audio_max_bytes=10_000)
+    said = NewConsent(name="Ann's", language="de", audio=clip(1), tenant="default")
+    with pytest.raises(errors.AudioBudgetError):
+        store.registrations.register(voice("Ann", clip(0)), clip(0), recording=said)
+    assert store.verify() == []
 
 
 @pytest.mark.every_backend
