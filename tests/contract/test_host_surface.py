@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 from tests.speech_server import listening
 from vllm_tts_cache.entrypoints.serving import host_surface
@@ -100,6 +101,8 @@ HOLDER: Any = SimpleNamespace(secret=b"secret")
 class Engine:
     """Takes what comes to it."""
 
+    default_sampling_params_list = (SamplingParams(repetition_penalty=1.05),)
+
     def __init__(self):
         self.taken = []
 
@@ -180,6 +183,23 @@ def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
     with pytest.raises(host_surface.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], sampling_params_list=[SamplingParams(), params])
     engine.generate([1], SamplingParams(extra_args={"tts_local_seed": 7}), "id")
+    assert engine.taken == [[1]]
+
+
+FOR_TEXT = {"allowed_token_ids": [3_071], "bad_words": ["a"], "min_tokens": 3}
+FOR_TEXT |= {"frequency_penalty": 0.1, "logit_bias": {10**5: 5.0}, "logprobs": 0}
+FOR_TEXT |= {"presence_penalty": 0.1, "prompt_logprobs": 1, "repetition_penalty": 1.3}
+GRAMMAR = StructuredOutputsParams(json_object=True)
+FOR_TEXT |= {"structured_outputs": GRAMMAR, "stop_token_ids": [10**5]}
+
+
+@pytest.mark.parametrize("name", FOR_TEXT)
+def test_what_is_for_text_is_refused(engine, name):
+    """It would change how a neighbour sounds, or end the engine."""
+    params = SamplingParams(**{name: FOR_TEXT[name]})
+    with pytest.raises(host_surface.ForeignRequestError, match=f"{name}: .* leave it"):
+        engine.generate([1], params, "id")
+    engine.generate([1], SamplingParams(repetition_penalty=1.05, logit_bias={}), "id")
     assert engine.taken == [[1]]
 
 

@@ -3,12 +3,11 @@
 import pytest
 
 from tests.beside_a_stream import undisturbed
-from tests.e2e import second_runner, test_host_routes
+from tests.e2e import second_runner
 from tests.e2e.test_host_routes import IDS, body_for, post, routes_of, unexpected
 from tests.e2e.test_hostile_speech import FEW, bodies, send_all
 from tests.served import Servers
 
-OPTIONS, FORMAT = test_host_routes.OPTIONS, "response_format"
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
@@ -28,10 +27,7 @@ def second(family, checkpoint, tmp_path_factory, make_clip):
     own.stop()
 
 
-def test_no_route_and_no_value_ends_the_engine(second, monkeypatch):
-    # The kernel of a grammar's mask cannot be interpreted.
-    left = [o for o in OPTIONS if not o.keys() & {"structured_outputs", FORMAT}]
-    monkeypatch.setattr(test_host_routes, "OPTIONS", left)
+def test_no_route_and_no_value_ends_the_engine(second):
     server, client = second
     heard = client.speak("Well?", voice="keeper").audio
     with undisturbed(server.url, "keeper"):

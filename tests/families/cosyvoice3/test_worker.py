@@ -16,7 +16,7 @@ from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 from tests.families.cosyvoice3 import official
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
 from tests.families.runner import ABSENT, UNKNOWN, UNNAMED, forced, num_failed
-from tests.sampling import drawing
+from tests.sampling import drawing, greedy
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import (
     CROSS_LINGUAL,
@@ -215,22 +215,32 @@ def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice
     assert output.multimodal_outputs == {}
 
 
-@pytest.mark.parametrize("allowed", [slice(None), [3_071], [6_562]])
+@pytest.mark.parametrize("is_greedy", [False, True])
 @torch.inference_mode()
-def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours, allowed):
+def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours, is_greedy):
     """It is not vLLM's: it looks back, and takes the likeliest few."""
     prefill(talker, ours(voice, ZERO_SHOT), **UNKNOWN)
     talker.set_batch_req_ids(["neighbour", "request"])
     logits = talker.compute_logits(torch.randn(2, 128).to(dtype_of(talker)))
-    mask = torch.zeros_like(logits, dtype=torch.bool)
-    mask[1] = True
-    mask[1, allowed] = False
     likeliest = {"top_p": torch.full((2,), 0.8), "top_k": torch.full((2,), 25)}
-    sampling = replace(drawing(2, {}), **likeliest, allowed_token_ids_mask=mask)
+    sampling = greedy(2) if is_greedy else replace(drawing(2, {}), **likeliest)
     output = talker.sample(logits, sampling)
     neighbours, failed = output.sampled_token_ids.flatten().tolist()
     assert failed == FAMILY.failure_id
     assert 0 <= neighbours < 6_561 or neighbours == 6_562
+
+
+def test_a_greedy_request_is_drawn_alone_as_beside_others(talker):
+    """A penalty of the deploy file acted on the logits of one alone."""
+    logits, ones = torch.zeros(1, 6_761), torch.ones(1)
+    logits[0, 5], logits[0, 6] = 2.0, 1.5
+    penalties = {"repetition_penalties": 2 * ones, "no_penalties": False}
+    penalties |= dict.fromkeys(("frequency_penalties", "presence_penalties"), 0 * ones)
+    alone = replace(greedy(1), **penalties, output_token_ids=[[5]])
+    alone = replace(alone, prompt_token_ids=torch.tensor([[3]]))
+    beside = replace(alone, temperature=0 * ones, all_greedy=False)
+    drawn = [talker.sample(logits.clone(), each) for each in (alone, beside)]
+    assert [int(each.sampled_token_ids) for each in drawn] == [5, 5]
 
 
 @torch.inference_mode()

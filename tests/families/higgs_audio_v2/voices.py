@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,18 +66,19 @@ def rows_of(talker, spans, begins, infos, request_ids=("one", "other", "third"))
 class Bench:
     """In the shared tests of references' rows."""
 
-    takes_room = (worker, "_build_delay_pattern")
+    takes_room, table = (worker, "_build_delay_pattern"), "embed_tokens"
+    builder, mode, codec, ends = PromptBuilder, IN_CONTEXT, CODEC, FAMILY.failure_id
 
     def __init__(self, talker, checkpoint):
         self.talker = talker
-        self._builder = PromptBuilder(AutoTokenizer.from_pretrained(checkpoint))
+        self._builder = self.builder(AutoTokenizer.from_pretrained(checkpoint))
 
     def voice(self, number=0, spoken=SPOKEN):
         def prompted(clip):
-            return self._builder.clone(TEXT, spoken, mode=IN_CONTEXT, clip=clip)
+            return self._builder.clone(TEXT, spoken, mode=self.mode, clip=clip)
 
         samples = voiced(RATE_HZ, 3.3, pitch_hz=220.0 + 110 * number)[:, 0]
-        return PromptedVoice(self.talker, samples, RATE_HZ, CODEC, prompted)
+        return PromptedVoice(self.talker, samples, RATE_HZ, self.codec, prompted)
 
     def rows(self, requests):
         names, voices, begins, ends, infos = zip(*requests, strict=True)
@@ -84,7 +86,7 @@ class Bench:
         return rows_of(self.talker, spans, begins, list(infos), names)
 
     @torch.inference_mode()
-    def hosts(self, voice):
+    def hosts(self, voice) -> tuple[Any, ...]:
         """By its embedding of what its adapter sends, and by its substitution.
 
         The latter is in a step that has all of the placeholders.
@@ -115,7 +117,7 @@ class Bench:
     def plain(self):
         ids = torch.arange(300, 340)
         given = SimpleNamespace(ids=ids, info={"generated_len": 0})
-        return given, self.talker.embed_tokens(ids)
+        return given, self.talker.get_submodule(self.table)(ids)
 
     def ended(self, *names):
-        return forced_ids(self.talker, FAMILY.failure_id, names)
+        return forced_ids(self.talker, self.ends, names)

@@ -1,23 +1,19 @@
 """Steps of a talker as the host's runner makes them, and voices in its memory."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 from vllm_omni.model_executor.models.higgs_audio_v3 import higgs_audio_v3_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     apply_delay_pattern,
 )
 
-from tests.audio_clips import voiced
-from tests.families.runner import PromptedVoice, forced_ids
+from tests.families.higgs_audio_v2 import voices as higgs_audio_v2
 from vllm_tts_cache.families.higgs_audio_v3 import worker
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY, IN_CONTEXT
 from vllm_tts_cache.families.higgs_audio_v3.prompt import PromptBuilder
 
-RATE_HZ = 24_000
 TEXT = "The keeper counts the ships, and then counts them again."
 SPOKEN = "What is said in the reference."
 
@@ -32,21 +28,9 @@ def begin_step(talker, spans, request_ids):
     )
 
 
-class Bench:
-    """In the shared tests of references' rows."""
-
-    takes_room = (worker, "apply_delay_pattern")
-
-    def __init__(self, talker, checkpoint):
-        self.talker = talker
-        self._builder = PromptBuilder(AutoTokenizer.from_pretrained(checkpoint))
-
-    def voice(self, number=0, spoken=SPOKEN):
-        def prompted(clip):
-            return self._builder.clone(TEXT, spoken, mode=IN_CONTEXT, clip=clip)
-
-        samples = voiced(RATE_HZ, 3.3, pitch_hz=220.0 + 110 * number)[:, 0]
-        return PromptedVoice(self.talker, samples, RATE_HZ, CODEC, prompted)
+class Bench(higgs_audio_v2.Bench):
+    takes_room, table = (worker, "apply_delay_pattern"), "model.embed_tokens"
+    builder, mode, codec, ends = PromptBuilder, IN_CONTEXT, CODEC, FAMILY.failure_id
 
     @torch.inference_mode()
     def rows(self, requests):
@@ -84,11 +68,3 @@ class Bench:
         positions = torch.arange(len(voice.ids))
         put_in = stock._apply_ref_audio_substitution
         return (put_in(self.talker, rows, voice.ids, positions, [sent]),)
-
-    def plain(self):
-        ids = torch.arange(300, 340)
-        given = SimpleNamespace(ids=ids, info={"generated_len": 0})
-        return given, self.talker.model.embed_tokens(ids)
-
-    def ended(self, *names):
-        return forced_ids(self.talker, FAMILY.failure_id, names)

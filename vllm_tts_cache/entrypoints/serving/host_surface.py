@@ -7,13 +7,14 @@ expects what its adapter has built.
 """
 
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from vllm import SamplingParams
 
 from vllm_tts_cache.entrypoints.serving.request_speaker import check_sampling
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
@@ -37,6 +38,13 @@ INFORMATION = "additional_information"
 _CHAT_FIELDS = frozenset({"instruction", "language", "speaker"})
 # The id names files and shared memory: with a longer one, or a path, a request hangs.
 _REQUEST_ID = re.compile(r"[^/\0]{1,200}")
+# A talker's sampler draws a whole step otherwise if one request sets some of these. The
+# others name ids that the logits of codes have not, or forbid all that they have: that
+# would end the engine.
+_OF_TEXT = ("allowed_token_ids", "bad_words", "frequency_penalty", "logit_bias")
+_OF_TEXT += ("logprob_token_ids", "logprobs", "min_tokens", "presence_penalty")
+_OF_TEXT += ("prompt_logprobs", "repetition_penalty", "stop_token_ids")
+_OF_TEXT += ("structured_outputs",)
 
 router = APIRouter()
 
@@ -114,6 +122,7 @@ def believe_adapters_alone(engine: Any, encodings: SpeakerEncodings) -> None:
         encodings: Has the secret.
     """
     host = engine.generate
+    usual = (SamplingParams(), *engine.default_sampling_params_list)
 
     def generate(
         prompt: Any, sampling_params: Any = None, request_id: str = "", **named: Any
@@ -124,7 +133,7 @@ def believe_adapters_alone(engine: Any, encodings: SpeakerEncodings) -> None:
             if not _REQUEST_ID.fullmatch(request_id or "none"):
                 raise ForeignRequestError("request_id: it is too long, or has / or NUL")
             for params in [sampling_params, *(named.get("sampling_params_list") or ())]:
-                _check_params(params)
+                _check_params(params, usual)
             if isinstance(prompt, AsyncGenerator):
                 prompt = _checked_all(prompt)
             for each in prompt if isinstance(prompt, list) else [prompt]:
@@ -140,8 +149,16 @@ async def _checked_all(inputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any,
         yield each
 
 
-def _check_params(params: Any) -> None:
-    """Check the sampling. Raises: ForeignRequestError."""
+def _check_params(params: Any, usual: Sequence[Any]) -> None:
+    """Check the sampling against ``usual`` ones. Raises: ForeignRequestError."""
+    for name in _OF_TEXT:
+        value = getattr(params, name, None)
+        allowed = [getattr(each, name, None) for each in usual]
+        if value not in (None, [], {}, *allowed):  # 0 of logprobs is not none
+            said = (
+                f"{name}: {str(value)[:99]!r} is for text, and this model draws codes"
+            )
+            raise ForeignRequestError(f"{said}; leave it out")
     extra_args = getattr(params, "extra_args", None)
     if isinstance(extra_args, Mapping):
         try:

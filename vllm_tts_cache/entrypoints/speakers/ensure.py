@@ -115,13 +115,7 @@ class SpeakerEncodings:
         self._max_wait_seconds = MAX_TIMEOUTS_IN_LINE * settings.encode_timeout_seconds
         self._pending = None
         if workers is not None:
-            self._pending = PendingEncodings(
-                workers,
-                store,
-                lookups,
-                timeout_seconds=settings.encode_timeout_seconds,
-                max_waiting_inline=settings.max_waiting_inline,
-            )
+            self._pending = PendingEncodings(workers, store, lookups, settings)
         self._reads = BoundedExecutor(
             "too many encodings are read", num_threads=4, max_waiting=MAX_READS
         )

@@ -11,6 +11,7 @@ from itertools import count, islice
 from msgspec import structs
 
 from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import (
@@ -79,9 +80,8 @@ class PendingEncodings:
     decide which encoding is made first.
 
     Args:
-        timeout_seconds: Longest encode, and longest time without any progress of the
-            worker, that a caller waits for.
-        max_waiting_inline: Inline encodings at once; one more is refused.
+        settings: The longest encode, and time without any progress of the worker, that
+            a caller waits for; and how many inline encodings may wait at once.
     """
 
     def __init__(
@@ -89,15 +89,13 @@ class PendingEncodings:
         workers: AsyncWorkers,
         store: SpeakerStore,
         lookups: ReadExecutor,
-        *,
-        timeout_seconds: float,
-        max_waiting_inline: int,
+        settings: Settings,
     ):
         self._workers = workers
         self._store = store
         self._lookups = lookups
-        self._timeout_seconds = timeout_seconds
-        self._max_inline = max_waiting_inline
+        self._timeout_seconds = settings.encode_timeout_seconds
+        self._max_inline = settings.max_waiting_inline
         self._client_id = uuid.uuid4().hex
         self._ids = count()
         self._by_key: dict[EncodingKey, Pending] = {}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.model_executor.models.cosyvoice3.code2wav_core import cfm
 from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
@@ -34,33 +33,24 @@ NUM_MELS = 80  # of the decoder's noise
 MAX_FRAMES = 50 * 300
 
 
-class _HostsModel(CosyVoice3Model):
-    """The host's model with the arguments that other talkers' logits take.
+def _refuse_standard_sampling(config: Any) -> None:
+    """Refuse a mode of vLLM-Omni 0.32 that may draw the id which ends a failure."""
+    if getattr(config, "cosyvoice3_sampling_mode", "ras") != "ras":
+        raise talker.logged_error("cosyvoice3_sampling_mode fails requests: remove it.")
 
-    Its sampler raises if a request forbids every id that its row has, the failure id
-    included; that would end the engine. Here such a row samples the failure id. And one
-    request's logprobs, bad words or penalties change how the others' ids are drawn;
-    here they do not: all are drawn as the official code draws them.
-    """
+
+class _HostsModel(CosyVoice3Model):
+    """The host's model with the arguments that other talkers' logits take."""
 
     def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         del sampling_metadata
         return super().compute_logits(hidden_states)
 
-    def _cosyvoice3_ras_enabled(self, sampling_metadata: Any) -> bool:
-        return self.model_stage == TALKER and sampling_metadata.temperature is not None
-
     def sample(self, logits: Tensor, sampling_metadata: Any) -> Any:
-        if self._cosyvoice3_ras_enabled(sampling_metadata):
-            logits = logits.float()
-            if (mask := sampling_metadata.allowed_token_ids_mask) is not None:
-                logits.masked_fill_(mask[..., : logits.shape[-1]], float("-inf"))
-            for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
-                logits = processor.apply(logits)
-            logits[:, FAMILY.failure_id].masked_fill_(~logits.isfinite().any(-1), 0.0)
-            left = LogitsProcessors(sampling_metadata.logitsprocs.argmax_invariant)
-            done = {"allowed_token_ids_mask": None, "logitsprocs": left}
-            sampling_metadata = replace(sampling_metadata, **done)
+        """Draw greedy requests alone as beside others, which are drawn officially."""
+        if sampling_metadata.temperature is None:
+            zeros = logits.new_zeros(len(logits), dtype=torch.float32)
+            sampling_metadata = replace(sampling_metadata, temperature=zeros)
         return super().sample(logits, sampling_metadata)
 
 
@@ -78,6 +68,7 @@ class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
         is_talker = vllm_config.model_config.model_stage == TALKER
         if is_talker:
             talker.refuse_prefix_caching(vllm_config, FAMILY)
+            _refuse_standard_sampling(vllm_config.model_config.hf_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config
         self._sends_once = config.async_chunk and stage_sends_async_output(config)
