@@ -203,6 +203,17 @@ def test_what_is_for_text_is_refused(engine, name):
     assert engine.taken == [[1]]
 
 
+WRONG = [{"seed": "x"}, {"seed": 1.5}, {"seed": 2**63}, {"ignore_eos": 5}]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, {"logit_bias": []}], ids=str)
+def test_what_the_engine_cannot_decode_is_refused(engine, wrong):
+    """The host's chat makes them of what a client sends, and checks no type."""
+    with pytest.raises(host_surface.ForeignRequestError, match="sampling"):
+        engine.generate([1], sampling_params_list=[SamplingParams(**wrong)])
+    assert not engine.taken
+
+
 @pytest.mark.parametrize("request_id", ["a/b", "x" * 201, "a\0b"])
 def test_a_request_is_called_what_a_file_may_be_called(engine, request_id):
     with pytest.raises(host_surface.ForeignRequestError, match="request_id"):

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -63,8 +64,8 @@ class CachedTalker(SpeakerSide):
             problem = (
                 f"{self.tts_cache_family.title} cannot be served on the second model "
                 "runner: it passes over what gives requests their voices and ends "
-                "those that fail. Set model_runner: v1 in the deploy file, or leave "
-                "--deploy-config out: the host's default file has that runner."
+                "those that fail. Set model_runner: v1 in the deploy file, or give "
+                "--deploy-config the plain one of the model in vllm_omni/deploy."
             )
             raise logged_error(problem)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -202,10 +203,18 @@ class SamplingTalker(CachedTalker):
     def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """Sample as the host does, except for failed requests."""
         host: Any = super()
-        output = host.sample(logits, sampling_metadata)
+        # vLLM leaves out what no request of a step sets, and such a sampler then takes
+        # other values than beside a neighbour that sets them.
+        usual = {"temperature": 0.0, "top_p": 1.0, "top_k": logits.shape[-1]}
+        values = {
+            name: torch.full(logits.shape[:1], value, device=logits.device)
+            for name, value in usual.items()
+            if getattr(sampling_metadata, name) is None
+        }
+        output = host.sample(logits, replace(sampling_metadata, **values))
         if output is not None:
             sampled = output.sampled_token_ids
             self._failed_requests.force(sampled, self._requests_of_rows)
-        elif logits is not None:  # vLLM samples next, by the logits
+        else:  # vLLM samples next, by the logits
             self._failed_requests.end(logits, self._requests_of_rows)
         return output

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 
 from tests.families.cosyvoice3 import official
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
-from tests.families.runner import ABSENT, UNKNOWN, UNNAMED, forced, num_failed
+from tests.families.runner import ABSENT, UNKNOWN, UNNAMED, forced_ids, num_failed
 from tests.sampling import drawing, greedy
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import (
@@ -140,24 +143,17 @@ def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
     assert torch.equal(request.step(talker), rows)
 
 
-# Requests that fail alone
-
-
-def failing(talker, *names):
-    return forced(talker, FAMILY.failure_id, 128, names, dtype_of(talker))
-
-
 def dtype_of(talker):
     return talker.talker.llm_decoder.weight.dtype
 
 
+FORCED = FAMILY.failure_id, ["neighbour", "request", "other"]
 SPOILED = {
     **UNNAMED,
     "no-mode": {prompts.MODE: None},
     "other-mode": {prompts.MODE: "x_vector"},
     "the-mode-of-another-length": {prompts.MODE: CROSS_LINGUAL.name},
     "no-text": {prompts.TEXT_IDS: None},
-    "one-text": {prompts.TEXT_IDS: [[200, 201]]},
     "empty-texts": {prompts.TEXT_IDS: [[], []]},
     "other-texts": {prompts.TEXT_IDS: [[200, 201], [202]]},
     "no-ids": {prompts.TEXT_IDS: [["a", {}], []]},
@@ -179,17 +175,15 @@ def test_a_request_that_cannot_be_prefilled_fails_alone(
     neighbours, _ = prefill(talker, prompt, chunk=chunk, name="neighbour")
     assert torch.equal(neighbours, expected)
     assert num_failed(talker) == before + 1
-    assert failing(talker, "neighbour", "request", "other") == ["request"]
+    assert forced_ids(talker, *FORCED) == ["request"]
 
 
 MISFITS = {
     "fewer-tokens": lambda v: {"speech_tokens": v.tokens[:-9]},
-    "a-row-of-tokens": lambda v: {"speech_tokens": v.tokens[None]},
     "no-codes": lambda v: {"speech_tokens": np.full_like(v.tokens, 6_561)},
     "negative-codes": lambda v: {"speech_tokens": np.full_like(v.tokens, -1)},
     "fewer-frames": lambda v: {"mel": v.mel[:20]},
     "narrower-frames": lambda v: {"mel": v.mel[:, :79]},
-    "one-frame": lambda v: {"mel": v.mel[0]},
     "a-shorter-vector": lambda v: {"speaker": v.vector[:191]},
     "a-row-of-vectors": lambda v: {"speaker": v.vector[None]},
 }
@@ -201,7 +195,7 @@ def test_encodings_that_do_not_fit_fail_their_request(talker, ours, arrays):
     voice.remember(**arrays(voice))
     prefill(talker, ours(voice, ZERO_SHOT))
     voice.remember()  # of the same clip the next case makes its voice
-    assert failing(talker, "neighbour", "request") == ["request"]
+    assert forced_ids(talker, *FORCED) == ["request"]
 
 
 def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice, ours):
@@ -215,39 +209,55 @@ def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice
     assert output.multimodal_outputs == {}
 
 
+STOPS = [*range(6_561, 6_761)]  # of vLLM-Omni 0.32
+VLLM_CONFIG: Any = None  # is not read
+ADDED = SamplingParams(min_tokens=9, stop_token_ids=STOPS), [], []
+
+
 @pytest.mark.parametrize("is_greedy", [False, True])
 @torch.inference_mode()
 def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours, is_greedy):
-    """It is not vLLM's: it looks back, and takes the likeliest few."""
+    """It is not vLLM's, and raises where no id is left: there are to be more codes."""
     prefill(talker, ours(voice, ZERO_SHOT), **UNKNOWN)
     talker.set_batch_req_ids(["neighbour", "request"])
     logits = talker.compute_logits(torch.randn(2, 128).to(dtype_of(talker)))
-    likeliest = {"top_p": torch.full((2,), 0.8), "top_k": torch.full((2,), 25)}
-    sampling = greedy(2) if is_greedy else replace(drawing(2, {}), **likeliest)
+    sampling = greedy(2) if is_greedy else drawing(2, {})
+    longer = MinTokensLogitsProcessor(VLLM_CONFIG, torch.device("cpu"), False)
+    longer.update_state(BatchUpdate(2, [], [(0, *ADDED), (1, *ADDED)], []))
+    sampling = replace(sampling, logitsprocs=LogitsProcessors([longer]))
     output = talker.sample(logits, sampling)
     neighbours, failed = output.sampled_token_ids.flatten().tolist()
-    assert failed == FAMILY.failure_id
-    assert 0 <= neighbours < 6_561 or neighbours == 6_562
+    assert failed == FAMILY.failure_id and 0 <= neighbours < 6_561
 
 
-def test_a_greedy_request_is_drawn_alone_as_beside_others(talker):
-    """A penalty of the deploy file acted on the logits of one alone."""
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_a_request_is_drawn_alone_as_beside_others(talker, is_greedy):
+    """What no request of a step sets the host's sampler took from elsewhere."""
     logits, ones = torch.zeros(1, 6_761), torch.ones(1)
     logits[0, 5], logits[0, 6] = 2.0, 1.5
     penalties = {"repetition_penalties": 2 * ones, "no_penalties": False}
-    penalties |= dict.fromkeys(("frequency_penalties", "presence_penalties"), 0 * ones)
-    alone = replace(greedy(1), **penalties, output_token_ids=[[5]])
-    alone = replace(alone, prompt_token_ids=torch.tensor([[3]]))
-    beside = replace(alone, temperature=0 * ones, all_greedy=False)
-    drawn = [talker.sample(logits.clone(), each) for each in (alone, beside)]
-    assert [int(each.sampled_token_ids) for each in drawn] == [5, 5]
+    penalties |= dict.fromkeys(("frequency_penalties", "presence_penalties"), ones)
+    penalties |= {"prompt_token_ids": torch.tensor([[3]]), "output_token_ids": [[5]]}
+
+    def drawn(**beside):
+        batch = greedy(1) if is_greedy else drawing(1, {0: torch.manual_seed(7)})
+        output = talker.sample(logits.clone(), replace(batch, **penalties, **beside))
+        return int(output.sampled_token_ids)
+
+    temperature = {"temperature": 0 * ones, "all_greedy": False} if is_greedy else {}
+    assert drawn() == drawn(top_p=ones, top_k=6_761 * ones.int(), **temperature)
+    assert (drawn() == 5) is is_greedy
 
 
 @torch.inference_mode()
-def test_nothing_samples_the_failure_id_by_chance(talker):
+def test_nothing_samples_the_failure_id_by_chance(talker, monkeypatch):
     logits = talker.compute_logits(torch.randn(64, 128).to(dtype_of(talker)))
     finite = set(logits.isfinite().any(dim=0).nonzero().flatten().tolist())
     assert finite == {*range(6_561), 6_562}
-    assert FAMILY.failure_id is not None and FAMILY.failure_id not in finite
+    mode = "cosyvoice3_sampling_mode"  # since 0.32
+    monkeypatch.setattr(talker.config, mode, "standard", raising=False)
+    logits = talker.compute_logits(torch.randn(64, 128).to(dtype_of(talker)))
+    assert FAMILY.failure_id is not None
+    assert logits[:, FAMILY.failure_id].isneginf().all()
     # It has a row, should it be looked up in a step that was planned before.
     assert FAMILY.failure_id < len(talker.talker.speech_embedding.weight)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -38,16 +39,13 @@ INFORMATION = "additional_information"
 _CHAT_FIELDS = frozenset({"instruction", "language", "speaker"})
 # The id names files and shared memory: with a longer one, or a path, a request hangs.
 _REQUEST_ID = re.compile(r"[^/\0]{1,200}")
-# A talker's sampler draws a whole step otherwise if one request sets some of these. The
-# others name ids that the logits of codes have not, or forbid all that they have: that
-# would end the engine.
-_OF_TEXT = ("allowed_token_ids", "bad_words", "frequency_penalty", "logit_bias")
-_OF_TEXT += ("logprob_token_ids", "logprobs", "min_tokens", "presence_penalty")
-_OF_TEXT += ("prompt_logprobs", "repetition_penalty", "stop_token_ids")
-_OF_TEXT += ("structured_outputs",)
+# Some change how a talker's sampler draws all of a step. The others name ids that the
+# logits of codes have not, or forbid all that they have, which ends the engine.
+_OF_TEXT = ["allowed_token_ids", "bad_words", "frequency_penalty", "logprob_token_ids"]
+_OF_TEXT += ["logprobs", "presence_penalty", "prompt_logprobs", "repetition_penalty"]
+_OF_TEXT += ["logit_bias", "min_tokens", "stop_token_ids", "structured_outputs"]
 
 router = APIRouter()
-
 
 # Bytes of a request's line and headers, of its trailers, or between parts of its body.
 MAX_HEAD_BYTES = 64 * 1024
@@ -87,8 +85,7 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
         if has_tenants:
             close_host_routes(app.router)
         speech = app.state.openai_serving_speech
-        is_ours = isinstance(speech, CachedServingSpeech)
-        if is_ours and speech.cached_adapter is not None:
+        if isinstance(speech, CachedServingSpeech) and speech.cached_adapter:
             encodings = speech.speakers.encodings
             believe_adapters_alone(app.state.engine_client, encodings)
         return await serve_http(app, *args, **{"http": BoundedHeads, **options})
@@ -159,12 +156,14 @@ def _check_params(params: Any, usual: Sequence[Any]) -> None:
                 f"{name}: {str(value)[:99]!r} is for text, and this model draws codes"
             )
             raise ForeignRequestError(f"{said}; leave it out")
-    extra_args = getattr(params, "extra_args", None)
-    if isinstance(extra_args, Mapping):
-        try:
-            check_sampling(extra_args)
-        except InvalidSpeakerError as exc:
-            raise ForeignRequestError(f"vllm_xargs: {exc.reason}") from exc
+    if isinstance(params, SamplingParams):
+        try:  # chat hands on any types; a wrong one ends a thread of the engine
+            msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+            check_sampling({"tts_local_seed": params.seed})
+            check_sampling(params.extra_args)
+        except (InvalidSpeakerError, TypeError, ValueError) as exc:
+            reason = f"sampling or vllm_xargs: {getattr(exc, 'reason', exc)}"
+            raise ForeignRequestError(reason) from exc
 
 
 def _check_prompt(prompt: Any) -> None:

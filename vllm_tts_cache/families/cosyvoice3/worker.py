@@ -5,7 +5,6 @@ In a zero-shot clone the rows of the talker's prompt hold the reference's speech
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,28 +32,22 @@ NUM_MELS = 80  # of the decoder's noise
 MAX_FRAMES = 50 * 300
 
 
-def _refuse_standard_sampling(config: Any) -> None:
-    """Refuse a mode of vLLM-Omni 0.32 that may draw the id which ends a failure."""
-    if getattr(config, "cosyvoice3_sampling_mode", "ras") != "ras":
-        raise talker.logged_error("cosyvoice3_sampling_mode fails requests: remove it.")
-
-
 class _HostsModel(CosyVoice3Model):
     """The host's model with the arguments that other talkers' logits take."""
 
     def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         del sampling_metadata
-        return super().compute_logits(hidden_states)
+        logits: Any = super().compute_logits(hidden_states)
+        # Standard sampling of 0.32 has it among the ids that stop a speech.
+        logits[:, FAMILY.failure_id] = float("-inf")
+        return logits
 
-    def sample(self, logits: Tensor, sampling_metadata: Any) -> Any:
-        """Draw greedy requests alone as beside others, which are drawn officially."""
-        if sampling_metadata.temperature is None:
-            zeros = logits.new_zeros(len(logits), dtype=torch.float32)
-            sampling_metadata = replace(sampling_metadata, temperature=zeros)
-        return super().sample(logits, sampling_metadata)
+    def _cosyvoice3_ras_enabled(self, sampling_metadata: Any) -> bool:
+        del sampling_metadata  # one request's change how the others' ids are drawn
+        return self.model_stage == TALKER
 
 
-class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
+class CachedCosyVoice3Model(talker.SamplingTalker, _HostsModel):
     """The host's model in either stage, with voices from stored encodings."""
 
     tts_cache_family = FAMILY
@@ -68,7 +61,6 @@ class CachedCosyVoice3Model(talker.CachedTalker, _HostsModel):
         is_talker = vllm_config.model_config.model_stage == TALKER
         if is_talker:
             talker.refuse_prefix_caching(vllm_config, FAMILY)
-            _refuse_standard_sampling(vllm_config.model_config.hf_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config
         self._sends_once = config.async_chunk and stage_sends_async_output(config)
