@@ -9,7 +9,7 @@ RUN = $(VENV)/bin/vllm-tts-cache
 # Whatever the environment says: else each of many processes compiles all anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: host-diff types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
+.PHONY: clients host-diff types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
 
 help:  ## Show this list.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,9 @@ postgres:  ## Install Debian's PostgreSQL, on which the tests keep catalogues.
 
 nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
 	@scripts/setup_nginx.sh
+
+clients: setup  ## Build .venv-clients, of which `make test-all` speaks by each package.
+	@scripts/setup_clients.sh
 
 prometheus:  ## Install Debian's Prometheus, which the tests ask what it sees.
 	@scripts/setup_prometheus.sh
@@ -74,7 +77,7 @@ ifeq ($(HOST),0.30)
 test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: those of the host.
 	$(PYTEST)
 
-test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
+test-all: lint browser postgres nginx prometheus ffmpeg clients  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	$(LONG) -m "long or not long"
 else
 test: setup postgres ffmpeg

@@ -21,6 +21,7 @@ Quality = Literal["poor", "fair", "good"]
 ConsentPolicy = Literal["text", "recording"]
 IPNetwork = IPv4Network | IPv6Network
 
+OUTPUT_RATES_HZ = (8_000, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 _PREFIX = "SPEAKER_CACHE_"
 _MIN_SECRET_CHARS = 16
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -123,6 +124,8 @@ class Settings:
         bundle_key: Signs exported voices; a server that has the same takes their ids,
             dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
         web: Whether the page at ``/voices`` is served.
+        stream: Whether speech is streamed, as OpenAI's, where a request does not say.
+        pcm_sample_rate: Of PCM where a request does not say; 0 for the model's own.
         tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The number of these encodings.
@@ -163,6 +166,8 @@ class Settings:
     audio_download: bool = True
     bundle_key: str = field(default="", repr=False)
     web: bool = True
+    stream: bool = False
+    pcm_sample_rate: int = 0
     tenants_file: Path | None = None
     memory_max_bytes: int = 512 * 1024**2
     memory_max_entries: int = 1024
@@ -186,10 +191,11 @@ class Settings:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.catalogue_grace_seconds < MIN_GRACE_SECONDS:
             raise ValueError(f"catalogue_grace_seconds is below {MIN_GRACE_SECONDS:g}")
-        if self.max_uploaded < 0:
-            raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
-        if self.decoder_max_bytes < 0:
-            raise ValueError(f"decoder_max_bytes is negative: {self.decoder_max_bytes}")
+        for name in ("max_uploaded", "decoder_max_bytes"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative: {value}")
+        if self.pcm_sample_rate not in (0, *OUTPUT_RATES_HZ):
+            raise ValueError(f"expected one of {', '.join(map(str, OUTPUT_RATES_HZ))}")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds must be in [0, inf): {self.drain_seconds}")
         if not 0 <= self.inline_share < 1:
@@ -221,6 +227,8 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_AUDIO_DOWNLOAD": ("audio_download", _boolean),
     "SPEAKER_BUNDLE_KEY": ("bundle_key", _secret),
     "SPEAKER_WEB": ("web", _boolean),
+    "SPEAKER_STREAM": ("stream", _boolean),
+    "SPEAKER_PCM_SAMPLE_RATE": ("pcm_sample_rate", int),
     "SPEAKER_TENANTS_FILE": ("tenants_file", _path),
     "SPEAKER_CACHE_ENABLED": ("enabled", _boolean),
     "SPEAKER_CACHE_MAX_BYTES": ("memory_max_bytes", int),

@@ -32,6 +32,8 @@ GIVEN = {
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("5.5", "encode_timeout_seconds", 5.5),
     "SPEAKER_CACHE_CPU_PLATFORM": ("no", "cpu_platform", False),
     "SPEAKER_WEB": ("0", "web", False),
+    "SPEAKER_STREAM": ("1", "stream", True),
+    "SPEAKER_PCM_SAMPLE_RATE": ("24000", "pcm_sample_rate", 24_000),
 }
 
 
@@ -58,6 +60,7 @@ WRONG = {
     "SPEAKER_CACHE_MAX_BYTES": "0 512M",
     "SPEAKER_CACHE_MAX_ENTRIES": "-3",
     "SPEAKER_CACHE_DISK_MAX_BYTES": "0",
+    "SPEAKER_PCM_SAMPLE_RATE": "7",
     "SPEAKER_CACHE_INLINE_SHARE": "1 -0.1 nan",
     "SPEAKER_CACHE_AUDIO_MAX_BYTES": "0",
     "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "0",

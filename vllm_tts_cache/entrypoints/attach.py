@@ -122,10 +122,12 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """Return the routers of all our routes but the page's."""
+    from vllm_tts_cache.entrypoints.features import speech_formats
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    return voices.router, clips.router, consents.router, speech_routes.router
+    ours = voices, clips, consents, speech_routes, speech_formats
+    return tuple(each.router for each in ours)
 
 
 def attach_offline() -> None:
@@ -136,7 +138,6 @@ def attach_offline() -> None:
     from vllm_omni.entrypoints.omni import Omni
 
     def collective_rpc(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``method`` on every worker of the stages: a list per replica."""
         return self.engine.collective_rpc(method, *args, **kwargs)
 
     if not hasattr(Omni, "collective_rpc"):

@@ -219,7 +219,7 @@ class Server:
         entry = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
         where = ["--host", HOST, "--port", str(self.port)]
         name = ["--served-model-name", MODEL_NAME]
-        return [*entry, str(self.options.model), *self.options.arguments, *where, *name]
+        return [*entry, str(self.options.model), *name, *self.options.arguments, *where]
 
     def environment(self) -> dict[str, str]:
         """Return the whole environment that the server runs in."""

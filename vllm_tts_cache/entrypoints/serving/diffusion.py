@@ -24,12 +24,6 @@ from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 Submit = Callable[[Mapping[str, Any]], AsyncIterator[Any]]
 Speak = Callable[[str, Submit], AsyncIterator[Any]]
 
-_NO_EVENTS = (
-    "This model speaks a text whole and not in parts, so there are no events to send: "
-    "leave out stream and stream_format, or ask for stream_format='audio', which "
-    "answers all of it at once."
-)
-
 
 class _NoHostsAdapter:
     """Replaces the host's adapter, which ours call: diffusion models have none."""
@@ -67,10 +61,6 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
     def tts_cache_transcript(self, ref_text: str) -> str:
         """Return a transcript as the model is to read it; the base changes nothing."""
         return ref_text
-
-    def validate(self, request: Any) -> str | None:
-        """Validate as our other adapters do, and refuse a stream of events."""
-        return _NO_EVENTS if request.is_sse_stream() else super().validate(request)
 
     def _checkpoint(self) -> Path:
         return checkpoint_dir(self.ctx.diffusion_engine.model)

@@ -18,7 +18,7 @@ from vllm_omni.utils.speaker_cache import get_speaker_cache
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
-from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.config import OUTPUT_RATES_HZ, load_settings
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers, request_speaker
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
@@ -93,6 +93,10 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             # `CachedAdapter.build` finds registered voices: the host, which looks names
             # up before, needs only the presets.
             self._get_available_speakers = set(self.builtin_names).copy
+
+    def _validate_speech_sample_rate(self, request: Any) -> str | None:
+        is_taken = self.cached_adapter and request.sample_rate in OUTPUT_RATES_HZ
+        return None if is_taken else super()._validate_speech_sample_rate(request)
 
     # -------- what our parts ask about the model
 

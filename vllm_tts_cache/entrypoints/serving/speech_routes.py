@@ -27,7 +27,6 @@ from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.tenants import speaking_for
 
 _SSE_ERROR = "event: speech.audio.error"
-
 router = APIRouter(route_class=routing.GuardedRoute)
 
 _JSON = [Depends(validate_json_request)]
@@ -78,13 +77,15 @@ class SpeechBatch(BatchSpeechRequest):
         return given
 
 
-@router.post(
-    "/v1/audio/speech",
-    dependencies=_JSON,
-    responses=file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
-    response_class=Response,
-    openapi_extra=_body({"input": _TEXT, "voice": "keeper"}),
-)
+SPEECH: dict[str, Any] = {
+    "dependencies": _JSON,
+    "responses": file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
+    "response_class": Response,
+    "openapi_extra": _body({"input": _TEXT, "voice": "keeper"}),
+}
+
+
+@router.post("/v1/audio/speech", **SPEECH)
 async def create_speech(
     request: OpenAICreateSpeechRequest, raw_request: Request
 ) -> Response:

@@ -249,22 +249,21 @@ class SpeakerEncodings:
             await self._describe()
         keys = await self.keys(need)
         missing = absent = keys
-        if not force:
-            if sha not in self._to_recheck:
-                if stored is None:
-                    look = self._store.stored_artifacts
-                    stored = (await self._lookups.run(look, [sha]))[sha]
-                missing = [k for k in keys if k.encoder_fingerprint not in stored]
-            absent = missing
+        if not force and sha not in self._to_recheck:
+            if stored is None:
+                look = self._store.stored_artifacts
+                stored = (await self._lookups.run(look, [sha]))[sha]
+            missing = [k for k in keys if k.encoder_fingerprint not in stored]
             if self._store.copies is not None:
-                absent = [k for k in keys if k in missing or not self._was_fetched(k)]
+                stored = stored & self._fetched.get(sha, frozenset())
+            absent = [k for k in keys if k.encoder_fingerprint not in stored]
         if not absent:
             return True
         await self._wait(absent, need, tenant, urgent=urgent, force=force)
         self._to_recheck.discard(sha)
         if self._store.copies is not None:
-            fetched = self._fetched.setdefault(sha, set())
-            fetched.update(key.encoder_fingerprint for key in absent)
+            artifacts = {key.encoder_fingerprint for key in absent}
+            self._fetched.setdefault(sha, set()).update(artifacts)
         return not missing
 
     def recheck(self, audio_sha256: str) -> None:
@@ -423,10 +422,6 @@ class SpeakerEncodings:
         if self._workers is None:
             raise self._model.cannot_clone()
         return self._workers
-
-    def _was_fetched(self, key: EncodingKey) -> bool:
-        """Whether the worker has fetched the encoding from the bucket."""
-        return key.encoder_fingerprint in self._fetched.get(key.audio_sha256, ())
 
     def _read(self, key: EncodingKey) -> Encoding | None:
         try:

@@ -54,8 +54,14 @@ class BoundedExecutor:
         loop = asyncio.get_running_loop()
         future = self._pool.submit(function, *args, **kwargs)
         self._num_pending += 1
+
+        def leave(_: object) -> None:
+            # At exit the loop may be closed before the last thread is done.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._leave)
+
         # A call counts until its thread is done, also if its caller has left.
-        future.add_done_callback(lambda _: _call_in(loop, self._leave))
+        future.add_done_callback(leave)
         return await asyncio.wrap_future(future)
 
     def shutdown(self) -> None:
@@ -72,12 +78,6 @@ def _lower_priority(nice: int) -> None:
     from vllm_tts_cache.speaker.precision import lower_priority
 
     lower_priority(nice)
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    # At exit the loop may be closed before the last thread is done.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function)
 
 
 class Slots:

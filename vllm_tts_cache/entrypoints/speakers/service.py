@@ -131,6 +131,7 @@ class SpeakerService:
         speech: Any = None,
         memories: Sequence[Any] = (),
     ):
+        self.settings = settings
         self.tenants = TenantKeys(settings.tenants_file)
         self.store = store = open_store(settings)
         self.model = model

@@ -1,0 +1,100 @@
+# pyright: reportMissingImports=false
+"""Speaks by the code of a client's own package, in `.venv-clients`.
+
+usage: speak_by_client.py CLIENT BASE_URL MODEL VOICE
+
+It prints the number of samples, their rate, and the seconds until the first of them.
+"""
+
+import asyncio
+import io
+import json
+import sys
+import time
+
+TEXT = "The keeper counts the ships at dusk."
+
+
+def decoded(data):
+    """Samples and rate of a file."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        num_samples = sum(frame.samples for frame in container.decode(audio=0))
+        return num_samples, container.streams.audio[0].rate
+
+
+async def livekit(base_url, model, voice):
+    """As an agent does that names its voice, and nothing else."""
+    import aiohttp
+    from livekit.agents import utils
+    from livekit.plugins import openai
+
+    del aiohttp
+    async with utils.http_context.open():
+        speaker = openai.TTS(
+            base_url=base_url, api_key="none", model=model, voice=voice
+        )
+        num_samples, rate_hz = 0, 0
+        async for event in speaker.synthesize(TEXT):
+            num_samples += event.frame.samples_per_channel
+            rate_hz = event.frame.sample_rate
+        await speaker.aclose()
+    return num_samples, rate_hz
+
+
+async def pipecat(base_url, model, voice):
+    """As its pipeline calls the service; it reads PCM as 24 kHz."""
+    from pipecat.services.openai.tts import OpenAITTSService
+
+    named = OpenAITTSService.Settings(model=model, voice=voice)
+    service = OpenAITTSService(api_key="none", base_url=base_url, settings=named)
+    service._sample_rate = 24_000  # which a pipeline's start sets
+    num_samples = 0
+    async for frame in service.run_tts(TEXT, "context"):
+        if not hasattr(frame, "audio"):
+            raise SystemExit(str(frame))
+        num_samples += len(frame.audio) // 2
+    return num_samples, 24_000
+
+
+def litellm(base_url, model, voice):
+    """As a proxy passes a request on."""
+    import litellm as package
+
+    answer = package.speech(
+        model=f"openai/{model}",
+        voice=voice,
+        input=TEXT,
+        api_base=base_url,
+        api_key="none",
+        response_format="mp3",
+    )
+    return decoded(answer.content)
+
+
+def dify(base_url, model, voice):
+    """As its provider of OpenAI-compatible models, credentials checked first."""
+    from dify_plugin.interfaces.model.openai_compatible.tts import (
+        OAICompatText2SpeechModel,
+    )
+
+    class Model(OAICompatText2SpeechModel):
+        pass
+
+    credentials = {"endpoint_url": base_url, "voices": voice, "api_key": "none"}
+    speaker = Model([])
+    speaker.validate_credentials(model, credentials)
+    pieces = speaker._invoke(model, "tenant", credentials, TEXT, voice)
+    return decoded(b"".join(pieces))
+
+
+CLIENTS = {"livekit": livekit, "pipecat": pipecat, "litellm": litellm, "dify": dify}
+
+if __name__ == "__main__":
+    _, client, *told = sys.argv
+    begun = time.monotonic()
+    found = CLIENTS[client](*told)
+    samples, rate = asyncio.run(found) if asyncio.iscoroutine(found) else found
+    seconds = time.monotonic() - begun
+    sys.stdout.write(json.dumps({"samples": samples, "rate": rate, "seconds": seconds}))

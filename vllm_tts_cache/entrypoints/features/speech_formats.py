@@ -1,0 +1,204 @@
+"""``POST /v1/audio/speech`` in every format, whole and streamed, for OpenAI's clients.
+
+The host streams PCM and WAV only, and knows no AAC. Where a client wants another format
+of a stream, the host makes PCM, and this module encodes it while it is made.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Literal
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import model_validator
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
+
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.features.speech_encoder import (
+    FORMATS,
+    OPUS_RATES_HZ,
+    SpeechEncoder,
+)
+from vllm_tts_cache.entrypoints.http import routing
+from vllm_tts_cache.entrypoints.serving import speech_routes
+
+RATE_HEADER = "X-Audio-Sample-Rate"
+
+_DELTA, _DONE = "speech.audio.delta", "speech.audio.done"
+_OF_THE_BODY = ("content-length", "content-type")
+_SAMPLING = ("temperature", "top_p", "top_k")
+# What other servers take and no talker here acts on, and the values that ask for
+# nothing; the host drops all of them in silence.
+_NOT_TAKEN = {"frequency_penalty": 0, "min_p": 0, "presence_penalty": 0}
+_NOT_TAKEN["repetition_penalty"] = 1
+
+router = APIRouter(route_class=routing.GuardedRoute)
+speech_routes.router.routes[:] = [  # the route below takes its place
+    route
+    for route in speech_routes.router.routes
+    if getattr(route, "endpoint", None) is not speech_routes.create_speech
+]
+
+
+class SpeechRequest(OpenAICreateSpeechRequest):
+    """The host's request, with all formats of OpenAI and with sampling at top level."""
+
+    response_format: Literal["wav", "pcm", "flac", "mp3", "opus", "aac"] = "wav"  # type: ignore[reportIncompatibleVariableOverride]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_any_client(cls, given: Any, parse: Callable[[Any], Any]) -> Any:
+        if not isinstance(given, dict):
+            return parse(given)
+        given = dict(given)
+        for name, neutral in _NOT_TAKEN.items():
+            if given.get(name) not in (None, neutral):
+                raise ValueError(f"{name} cannot be set for speech; leave it out")
+        sampling = {n: v for n in _SAMPLING if (v := given.get(n)) is not None}
+        others = given.get("extra_params")
+        if sampling and (others is None or isinstance(others, dict)):
+            given["extra_params"] = {**sampling, **(others or {})}
+        wanted = given.get("response_format")
+        if not isinstance(wanted, str) or wanted not in FORMATS:
+            return parse(given)
+        request = parse({**given, "response_format": "pcm"})  # which can be streamed
+        request.response_format = wanted
+        return request
+
+
+@router.post("/v1/audio/speech", **speech_routes.SPEECH)
+async def create_speech(request: SpeechRequest, raw_request: Request) -> Response:
+    """As stock, plus headers; a stream answers when its first audio is there.
+
+    Each format can be streamed.
+    """
+    speech = raw_request.app.state.openai_serving_speech
+    adapter = getattr(speech, "cached_adapter", None)
+    if adapter is None:
+        if request.response_format == "aac" or _is_encoded(request):
+            reason = "response_format: this model streams pcm and wav, and has no aac"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, reason)
+        return await speech_routes.create_speech(request, raw_request)
+    request = _with_defaults(request, speech.speakers.settings)
+    name = request.response_format
+    rate_hz = request.sample_rate or adapter.tts_cache_family.sample_rate_hz
+    if name == "opus" and rate_hz not in OPUS_RATES_HZ:
+        rate_hz = OPUS_RATES_HZ[-1]
+    asked = request.model_copy(update={"sample_rate": rate_hz})
+    # The host makes no pieces and no events of what a diffusion model speaks.
+    is_whole = adapter.tts_cache_family.pipelines and request.is_streaming()
+    if is_whole:
+        asked.stream, asked.stream_format = False, None
+    if is_encoded := _is_encoded(request) or name == "aac":
+        asked.response_format = "pcm"
+    response: Any = await speech_routes.create_speech(asked, raw_request)
+    if response.status_code != HTTPStatus.OK:
+        return response
+    response.headers[RATE_HEADER] = str(rate_hz)
+    if is_encoded:
+        response = await _encoded(response, Encoding(name, rate_hz))
+    return (
+        _as_event(response, name) if request.is_sse_stream() and is_whole else response
+    )
+
+
+def _is_encoded(request: SpeechRequest) -> bool:
+    return request.is_streaming() and request.response_format in FORMATS
+
+
+def _with_defaults(request: SpeechRequest, usual: Settings) -> SpeechRequest:
+    """Return a request that says what the operator has set for those that do not."""
+    changed: dict[str, Any] = {}
+    if request.response_format == "pcm" and request.sample_rate is None:
+        changed["sample_rate"] = usual.pcm_sample_rate or None
+    says = {"stream", "stream_format"} & request.model_fields_set
+    can_stream = request.speed in (None, 1) and not request.word_timestamps
+    if usual.stream and can_stream and not says:
+        changed["stream_format"] = "audio"
+    return request.model_copy(update=changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What PCM becomes.
+
+    Attributes:
+        format_name: One of `FORMATS`.
+        sample_rate_hz: Of the PCM.
+    """
+
+    format_name: str
+    sample_rate_hz: int
+
+    @asynccontextmanager
+    async def begun(self) -> AsyncIterator[SpeechEncoder]:
+        """Give an encoder; its memory is given back however the block is left."""
+        # In threads: FFmpeg takes milliseconds, in which the loop serves others.
+        made = asyncio.to_thread(SpeechEncoder, self.format_name, self.sample_rate_hz)
+        encoder = await made
+        try:
+            yield encoder
+        finally:  # a thread may be in it still, if this task was cancelled
+            asyncio.get_running_loop().run_in_executor(None, encoder.close)
+
+
+async def _encoded(response: Any, encoding: Encoding) -> Response:
+    media_type = FORMATS[encoding.format_name].media_type
+    if not isinstance(response, StreamingResponse):
+        async with encoding.begun() as encoder:
+            whole = await asyncio.to_thread(encoder.encode, response.body)
+            response.body = whole + await asyncio.to_thread(encoder.end)
+        response.headers["content-length"] = str(len(response.body))
+        response.headers["content-type"] = media_type
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        response.body_iterator = _encoded_events(response.body_iterator, encoding)
+    else:
+        response.headers["content-type"] = media_type
+        response.body_iterator = _encoded_pieces(response.body_iterator, encoding)
+    return response
+
+
+async def _encoded_pieces(pieces: Any, encoding: Encoding) -> AsyncIterator[bytes]:
+    async with aclosing(pieces), encoding.begun() as encoder:
+        async for piece in pieces:
+            if encoded := await asyncio.to_thread(encoder.encode, piece):
+                yield encoded
+        yield await asyncio.to_thread(encoder.end)
+
+
+async def _encoded_events(events: Any, encoding: Encoding) -> AsyncIterator[str]:
+    last: dict[str, Any] = {}
+    async with aclosing(events), encoding.begun() as encoder:
+        async for event in events:
+            told = json.loads(event.split("data: ", 1)[1])
+            if told["type"] == _DELTA:
+                piece = base64.b64decode(told["audio"])
+                audio = await asyncio.to_thread(encoder.encode, piece)
+                last = {**told, "response_format": encoding.format_name}
+                yield _delta(last, audio)
+                continue
+            if told["type"] == _DONE:
+                yield _delta(last, await asyncio.to_thread(encoder.end))
+            yield event
+
+
+def _as_event(whole: Response, name: str) -> Response:
+    told = {"type": _DELTA, "response_format": name}
+    events = _delta(told, bytes(whole.body)) + _event({"type": _DONE})
+    headers = {k: v for k, v in whole.headers.items() if k not in _OF_THE_BODY}
+    return Response(events, 200, headers, "text/event-stream", whole.background)
+
+
+def _delta(told: dict[str, Any], audio: bytes) -> str:
+    """Return the event with this audio; nothing without audio."""
+    return _event({**told, "audio": base64.b64encode(audio).decode()}) if audio else ""
+
+
+def _event(told: dict[str, Any]) -> str:
+    data = json.dumps(told, separators=(",", ":"))
+    return f"event: {told['type']}\ndata: {data}\n\n"
