@@ -227,7 +227,7 @@ HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
 
 async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
-    """Seven calls from the host's side to ours, and one for each message of the client.
+    """Ten calls from the host's side to ours, and one for each message of the client.
 
     None can go while the host is as it is. FastAPI calls a route before it reads the
     body (`guarded`), for each message (`_bounded` counts what comes; of this client two
@@ -267,12 +267,12 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     finally:
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
-    first = "guarded", "_bounded", "_bounded", "json", "create_speech"
-    speech = "_prepare_speech_generation", "validate", "build", "_until_begun"
+    first, rate = "guarded _bounded _bounded json", " _validate_speech_sample_rate "
+    first += f" _from_any_client create_speech{rate}_prepare_speech_generation"
     called.reverse()
     called.remove("_bounded")  # which the host listens to beside what it does
     called.reverse()
-    assert called == [*first, *speech]
+    assert called == f"{first}{rate}validate build _until_begun".split()
     # Those that await the host or the client, and the outputs.
     waiting = {"guarded", "create_speech", "_prepare_speech_generation", "build"}
     assert resumed <= waiting | {"_until_begun"}

@@ -89,13 +89,17 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
     rate_hz = request.sample_rate or adapter.tts_cache_family.sample_rate_hz
     if name == "opus" and rate_hz not in OPUS_RATES_HZ:
         rate_hz = OPUS_RATES_HZ[-1]
-    asked = request.model_copy(update={"sample_rate": rate_hz})
+    is_encoded = _is_encoded(request) or name == "aac"
+    asked = request
+    if is_encoded or name == "opus":  # else the host may make its own rate
+        asked = request.model_copy(update={"sample_rate": rate_hz})
     # The host makes no pieces and no events of what a diffusion model speaks.
     is_whole = adapter.tts_cache_family.pipelines and request.is_streaming()
     if is_whole:
-        asked.stream, asked.stream_format = False, None
-    if is_encoded := _is_encoded(request) or name == "aac":
-        asked.response_format = "pcm"
+        update = {"stream": False, "stream_format": None}
+        asked = asked.model_copy(update=update)
+    if is_encoded:
+        asked = asked.model_copy(update={"response_format": "pcm"})
     response: Any = await speech_routes.create_speech(asked, raw_request)
     if response.status_code != HTTPStatus.OK:
         return response

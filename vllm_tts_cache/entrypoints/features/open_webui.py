@@ -1,0 +1,101 @@
+"""Lists voices for Open WebUI, which sends no key with its list and wants objects.
+
+Names of voices are their tenant's. So the list has a path of its own for each tenant,
+with a token that only who has a key is told, and that gives names and nothing else.
+What else Open WebUI asks below that path is answered where a key is asked for.
+"""
+
+import hmac
+import json
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Path, Request
+from fastapi.responses import RedirectResponse
+from pydantic import Field
+
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.entrypoints.http import models, routing, voices
+from vllm_tts_cache.entrypoints.http.callers import CallingTenant
+from vllm_tts_cache.entrypoints.http.openapi import answers
+from vllm_tts_cache.tenants import ALONE, Tenant
+
+_TOKEN = "0123456789abcdef" * 2
+_ELSEWHERE = {"audio/speech", "models"}
+
+router = APIRouter(route_class=routing.GuardedRoute)
+
+Token = Annotated[str, Path(description="of `base_url`", examples=[_TOKEN])]
+
+
+class BaseURL(models.Answer):
+    """What Open WebUI is to be given as its base URL of speech."""
+
+    base_url: str = Field(examples=[f"http://localhost:8091/open-webui/{_TOKEN}"])
+
+
+class NamedVoice(models.Answer):
+    """A voice as Open WebUI reads it."""
+
+    id: str = Field(examples=["keeper"])
+    name: str = Field(examples=["keeper"])
+
+
+class NamedVoices(models.Answer):
+    """The first voices by their names; built-in ones as well."""
+
+    voices: list[NamedVoice]
+
+
+@router.get("/v1/open_webui", responses=answers(BaseURL))
+async def show_open_webui(
+    handler: voices.Handler, tenant: CallingTenant, request: Request
+) -> Any:
+    """Show the base URL for Open WebUI, below which a list of names needs no key.
+
+    It changes with the secret of the catalogue.
+    """
+    return {"base_url": f"{request.base_url}open-webui/{_token(handler, tenant)}"}
+
+
+# Without a key, so not guarded: the token is one.
+names_router = APIRouter()
+
+
+@names_router.get(
+    "/open-webui/{token}/audio/voices", responses=answers(NamedVoices, 404)
+)
+async def list_for_open_webui(handler: voices.Handler, token: Token) -> Any:
+    """List the names of a tenant's voices, at most 1,000."""
+    keys = handler.speakers.tenants
+    tenants = keys.tenants.values() if keys.is_on else [ALONE]
+    for tenant in tenants:
+        if hmac.compare_digest(_token(handler, tenant).encode(), token.encode()):
+            page = Page(limit=voices.MAX_PAGE, tenant=tenant.name)
+            listed = await voices.list_voices(handler, page, names_only=True)
+            names = json.loads(bytes(listed.body))["voices"]
+            return {"voices": [{"id": name, "name": name} for name in names]}
+    reason = "no such path: GET /v1/open_webui, with a key, shows yours"
+    raise HTTPException(HTTPStatus.NOT_FOUND, reason)
+
+
+@names_router.api_route(
+    "/open-webui/{token}/{path:path}",
+    methods=["GET", "POST"],
+    include_in_schema=False,
+)
+async def redirect_open_webui(request: Request, path: str) -> Any:
+    """Send on what is asked with a key; 307 keeps method, body and headers."""
+    if path not in _ELSEWHERE:
+        raise HTTPException(HTTPStatus.NOT_FOUND)
+    root = request.scope.get("root_path", "")
+    return RedirectResponse(f"{root}/v1/{path}", HTTPStatus.TEMPORARY_REDIRECT)
+
+
+def _token(handler: Any, tenant: Tenant) -> str:
+    secret: bytes = handler.speakers.encodings.secret
+    named = f"names of {tenant.name}".encode()
+    return hmac.new(secret, named, "sha256").hexdigest()[:32]
+
+
+router.include_router(names_router)
