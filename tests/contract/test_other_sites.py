@@ -50,7 +50,7 @@ def changing():
         for route in router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods - READING:
-                yield method, route.path.format(name="Ann", consent_id="cons_1")
+                yield method, route.path.format(name="A", consent_id="c", token="t")
 
 
 def refusals(answer):
@@ -61,7 +61,7 @@ async def test_it_changes_nothing_and_speaks_nothing(server):
     started_with(server)
     await server.register("Ann", wav())
     operations = sorted(changing())
-    assert len(operations) == 12
+    assert len(operations) == 13
     # Over plain HTTP a browser does not say that it is another site's.
     unmarked = {"Origin": "http://server.example"}
     pages = of_page(), of_page(site="same-site"), unmarked

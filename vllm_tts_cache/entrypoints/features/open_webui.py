@@ -21,7 +21,6 @@ from vllm_tts_cache.entrypoints.http.openapi import answers
 from vllm_tts_cache.tenants import ALONE, Tenant
 
 _TOKEN = "0123456789abcdef" * 2
-_ELSEWHERE = {"audio/speech", "models"}
 
 router = APIRouter(route_class=routing.GuardedRoute)
 
@@ -79,23 +78,19 @@ async def list_for_open_webui(handler: voices.Handler, token: Token) -> Any:
     raise HTTPException(HTTPStatus.NOT_FOUND, reason)
 
 
-@names_router.api_route(
-    "/open-webui/{token}/{path:path}",
-    methods=["GET", "POST"],
-    include_in_schema=False,
-)
-async def redirect_open_webui(request: Request, path: str) -> Any:
-    """Send on what is asked with a key; 307 keeps method, body and headers."""
-    if path not in _ELSEWHERE:
-        raise HTTPException(HTTPStatus.NOT_FOUND)
+router.include_router(names_router)
+
+
+@router.post("/open-webui/{token}/audio/speech", include_in_schema=False)
+@router.get("/open-webui/{token}/models", include_in_schema=False)
+async def redirect_open_webui(request: Request, token: Token) -> Any:
+    """Send on what comes with a key; 307 keeps method, body and headers."""
+    path = request.url.path.partition(token)[2]
     root = request.scope.get("root_path", "")
-    return RedirectResponse(f"{root}/v1/{path}", HTTPStatus.TEMPORARY_REDIRECT)
+    return RedirectResponse(f"{root}/v1{path}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
 def _token(handler: Any, tenant: Tenant) -> str:
     secret: bytes = handler.speakers.encodings.secret
     named = f"names of {tenant.name}".encode()
     return hmac.new(secret, named, "sha256").hexdigest()[:32]
-
-
-router.include_router(names_router)
