@@ -80,7 +80,7 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
     speech = raw_request.app.state.openai_serving_speech
     adapter = getattr(speech, "cached_adapter", None)
     if adapter is None:
-        if request.response_format == "aac" or _is_encoded(request):
+        if _is_encoded(request):
             reason = "response_format: this model streams pcm and wav, and has no aac"
             raise HTTPException(HTTPStatus.BAD_REQUEST, reason)
         return await speech_routes.create_speech(request, raw_request)
@@ -89,17 +89,16 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
     rate_hz = request.sample_rate or adapter.tts_cache_family.sample_rate_hz
     if name == "opus" and rate_hz not in OPUS_RATES_HZ:
         rate_hz = OPUS_RATES_HZ[-1]
-    is_encoded = _is_encoded(request) or name == "aac"
-    asked = request
-    if is_encoded or name == "opus":  # else the host may make its own rate
-        asked = request.model_copy(update={"sample_rate": rate_hz})
+    changed: dict[str, Any] = {}
+    if (is_encoded := _is_encoded(request)) or name == "opus":
+        changed["sample_rate"] = rate_hz  # else the host may make its own rate
+    if is_encoded:
+        changed["response_format"] = "pcm"
     # The host makes no pieces and no events of what a diffusion model speaks.
     is_whole = adapter.tts_cache_family.pipelines and request.is_streaming()
     if is_whole:
-        update = {"stream": False, "stream_format": None}
-        asked = asked.model_copy(update=update)
-    if is_encoded:
-        asked = asked.model_copy(update={"response_format": "pcm"})
+        changed |= {"stream": False, "stream_format": None}
+    asked = request.model_copy(update=changed) if changed else request
     response: Any = await speech_routes.create_speech(asked, raw_request)
     if response.status_code != HTTPStatus.OK:
         return response
@@ -112,7 +111,8 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
 
 
 def _is_encoded(request: SpeechRequest) -> bool:
-    return request.is_streaming() and request.response_format in FORMATS
+    name = request.response_format
+    return name == "aac" or (request.is_streaming() and name in FORMATS)
 
 
 def _with_defaults(request: SpeechRequest, usual: Settings) -> SpeechRequest:
