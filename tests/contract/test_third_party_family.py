@@ -29,7 +29,7 @@ FAMILY = Family(
     recognises=lambda model_dir: config_says(model_dir, "model_type", "toy"),
     adapter="toy_family.adapter:ToyAdapter",
     encoders_part="toy_family.encoders:load",
-    tiny_part="toy_family.tiny:TINY",
+    tiny_part="toy_family.tiny:write",
     sample_rate_hz=8_000,
     limits=ClipLimits(max_seconds=10),
 )
@@ -57,23 +57,11 @@ def load(model_dir, device):
 """,
     "toy_family/tiny.py": """
 import json
-from dataclasses import dataclass
-
-from vllm_tts_cache.testing.tiny_checkpoint import TinyWriter
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    encoders: str = "tiny"
-    seed: int = 0
 
 
 def write(directory, options, report):
     report("config")
     (directory / "config.json").write_text(json.dumps({"model_type": "toy"}))
-
-
-TINY = TinyWriter(options=Options(), write=f"{__name__}:write")
 """,
     "toy_family-1.dist-info/METADATA": (
         "Metadata-Version: 2.1\nName: toy_family\nVersion: 1\n"

@@ -44,7 +44,8 @@ def ours():
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_every_part_that_it_names_is_there(family):
     names = [family.adapter, *family.models.values(), *family.pipelines.values()]
-    names += family.encoders_part, family.offline_part, family.tiny_part
+    names += family.encoders_part, family.offline_part
+    names += family.tiny_part, family.tiny_options
     for name in filter(None, names):
         assert pkgutil.resolve_name(name) is not None
     assert family.deploy_file is None or family.deploy_file.is_file()

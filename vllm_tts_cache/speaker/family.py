@@ -217,7 +217,11 @@ class Family:
             of their own, or a `CheckpointError`.
         encodes_on_cpu: Whether its encoders compute on the CPU on every machine.
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
-        tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
+        tiny_part: ``write(directory, options, report)``: writes a tiny checkpoint into
+            an empty directory, and reports each step as it begins. Equal options give
+            byte-identical files. Its module imports torch.
+        tiny_options: The class of the options: a frozen dataclass with ``encoders``,
+            ``seed`` and maybe more fields, all with defaults.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
         side_files: Files of a checkpoint that its encoders read besides the weights
             that the host loads; of several names the preferred one first.
@@ -260,6 +264,7 @@ class Family:
     encodes_on_cpu: bool = False
     offline_part: str = ""
     tiny_part: str = ""
+    tiny_options: str = "vllm_tts_cache.testing.tiny_checkpoint:EncoderOptions"
     deploy_file: Path | None = None
     side_files: tuple[SideFile, ...] = ()
     sample_rate_hz: int

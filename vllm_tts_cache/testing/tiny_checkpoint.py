@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pkgutil
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -70,25 +69,6 @@ class TransformerSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TinyWriter:
-    """A family's part that writes its tiny checkpoints.
-
-    Attributes:
-        write: ``module:function``; the module imports torch. The function takes an
-            empty directory, which it fills, the options, and a `Report` for each step.
-        options: The default options: a frozen dataclass with ``encoders``, ``seed`` and
-            maybe more fields. Equal options give byte-identical files.
-    """
-
-    write: str
-    options: Any = EncoderOptions()
-
-    def __call__(self, directory: Path, options: Any, report: Report) -> None:
-        """Import ``write``'s function, which fills the directory."""
-        pkgutil.resolve_name(self.write)(directory, options, report)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TinyCheckpoint:
     """A family's tiny checkpoint, before or after it is written."""
 
@@ -101,9 +81,7 @@ class TinyCheckpoint:
 
         Raises: ConfigError if an option cannot be used.
         """
-        writer: TinyWriter = family.part("tiny_part")
-        changed = dataclasses.replace(writer.options, **options)
-        return cls(family=family, options=changed)
+        return cls(family=family, options=family.part("tiny_options")(**options))
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -133,9 +111,8 @@ class TinyCheckpoint:
             ConfigError: ``out`` must not be overwritten.
             StorageError: The disk failed. Nothing half-written stays behind.
         """
-        writer: TinyWriter = self.family.part("tiny_part")
         with new_directory(out, force=force) as directory:
-            writer(directory, self.options, report)
+            self.family.part("tiny_part")(directory, self.options, report)
             (directory / MARKER).write_text(json.dumps(self.marker, indent=2) + "\n")
             readme = _README.format(title=self.family.title, marker=MARKER)
             (directory / "README.txt").write_text(readme)

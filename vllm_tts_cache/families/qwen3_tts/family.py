@@ -92,7 +92,8 @@ FAMILY = Family(
     adapter=f"{_HERE}.adapter:CachedQwen3TTSAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",
-    tiny_part=f"{_HERE}.tiny:TINY",
+    tiny_part=f"{_HERE}.tiny.write:write",
+    tiny_options=f"{_HERE}.tiny.sizes:CheckpointOptions",
     deploy_file=stage_configs.FOLDER / "qwen3_tts_cpu.yaml",
     side_files=(
         "config.json",

@@ -19,7 +19,7 @@ _TALKER_FOLDER = "CosyVoice-BlankEN"
 
 
 def write(directory: Path, options: EncoderOptions, report: Report) -> None:
-    """Fill an empty directory; called through `TINY`.
+    """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the stand-ins for the ONNX files have as many weights as the
     released ones, and about as many products for a second of audio; their layers are

@@ -32,7 +32,7 @@ _PARTS = DacParts(
 
 
 def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
-    """Fill an empty directory; called through `TINY`.
+    """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the codec has its released sizes (a ``codec.pth`` of 1.5 GB).
     Else ``codec.json`` holds the smaller ones.

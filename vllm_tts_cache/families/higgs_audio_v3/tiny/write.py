@@ -52,7 +52,7 @@ _DECODER = "acoustic_decoder."
 
 
 def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
-    """Fill an empty directory; called through `TINY`.
+    """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the tokenizer's encode side has its released size.
     """

@@ -35,7 +35,7 @@ _NUM_BYTES = 256
 
 
 def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
-    """Fill an empty directory; called through `TINY`.
+    """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the audio tokenizer's encode side has its released size.
     """

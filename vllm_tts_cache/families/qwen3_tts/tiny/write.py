@@ -15,7 +15,7 @@ from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 
 def write(directory: Path, options: sizes.CheckpointOptions, report: Report) -> None:
-    """Fill an empty directory; called through `TINY`."""
+    """Fill an empty directory; called as the family's ``tiny_part``."""
     report("text tokenizer")
     text = parts.train_text_tokenizer(configs.ALL_SPECIAL_TOKENS)
     parts.save_text_tokenizer(directory, text)

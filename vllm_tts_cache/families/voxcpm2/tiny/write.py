@@ -24,7 +24,7 @@ _STOP_MARGIN = 0.5
 
 
 def write(directory: Path, options: EncoderOptions, report: Report) -> None:
-    """Fill an empty directory; called through `TINY`.
+    """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the AudioVAE's encoder has its released size, 48.4 million
     weights.
