@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from vllm_tts_cache.errors import EncodeError, EncodersChangedError
 from vllm_tts_cache.logs import ThrottledLog
@@ -33,21 +33,6 @@ T = TypeVar("T")
 
 class MissingAudioError(EncodeError):
     """The reference audio of a job is not stored (any more)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats:
-    """What waits, by segment as well, and what was counted since the start.
-
-    Attributes:
-        dropped: Jobs that were removed because no client wanted them any more.
-        refused: Inline wants that came while too many inline jobs waited.
-    """
-
-    in_flight: int
-    waiting: dict[str, int]
-    dropped: int
-    refused: int
 
 
 @dataclass(slots=True)
@@ -261,16 +246,16 @@ class EncodeQueue:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
-    def stats(self) -> QueueStats:
-        """Return what waits, and what was counted since the start."""
+    def stats(self) -> dict[str, Any]:
+        """Return fields of `SpeakerStats`: what waits, and the counts."""
         with self._changed:
             waiting = self._line.num_waiting()
-            return QueueStats(
-                in_flight=sum(waiting.values()) + (self._running is not None),
-                waiting={segment.value: number for segment, number in waiting.items()},
-                dropped=self._num_dropped,
-                refused=self._num_refused,
-            )
+            return {
+                "in_flight": sum(waiting.values()) + (self._running is not None),
+                "waiting": {s.value: number for s, number in waiting.items()},
+                "dropped": self._num_dropped,
+                "refused": self._num_refused,
+            }
 
     def _running_or_queued(self, job: EncodeJob) -> EncodeJob | Report:
         """Return the job for a want, which runs or waits; else why there is none."""

@@ -389,19 +389,10 @@ class WorkerEncodings:
 
     def stats(self) -> SpeakerStats:
         """Return counters and sizes; nothing is looked up on disk."""
-        cache, queue = self._cache.stats(), self._queue.stats()
         num_failed = self._queue.times.num_failed
         return SpeakerStats(
-            hits=cache.hits,
-            misses=cache.misses,
-            evictions=cache.memory.evictions,
-            corrupt=cache.corrupt,
-            tier_errors=cache.tier_errors,
-            tiers={"memory": cache.memory},
-            in_flight=queue.in_flight,
-            waiting=queue.waiting,
-            dropped=queue.dropped,
-            refused=queue.refused,
+            **self._cache.stats(),
+            **self._queue.stats(),
             encodes={name: self._work.num_encodes[name] for name in self.fingerprints},
             failed_encodes={name: num_failed[name] for name in self.fingerprints},
             disk_evictions=dict(self._work.disk_evictions.snapshot()),

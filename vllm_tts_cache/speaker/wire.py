@@ -226,7 +226,10 @@ class SpeakerStats(_Part, frozen=True, kw_only=True):
 
     Attributes:
         hits: Lookups answered, by tier: ``memory`` and ``disk``.
+        misses: Lookups that neither could answer.
+        corrupt: Encodings that did not match their key; each counts as a miss.
         tier_errors: Lookups that the disk could not answer.
+        tiers: The memory's own counts. Its misses include those that the disk answered.
         waiting: Queued encodes, by segment; ``in_flight``: all of these, and the
             running one.
         dropped: Queued encodes that were removed because no client waits for them.

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
@@ -66,26 +66,6 @@ class TierStats(SegmentStats):
             max_entries=sum(known) if len(known) == len(all_) else None,
             segments=segments,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStats:
-    """A snapshot of one process's cache; taking it uses no disk.
-
-    Attributes:
-        hits: Calls of `EncodingCache.get` answered from ``memory`` and from ``disk``.
-        misses: Calls that neither could answer.
-        corrupt: Encodings that did not match their key; each counts as a miss.
-        tier_errors: Calls that the disk could not answer.
-        memory: The memory's own counts. Its misses include those that the disk
-            answered.
-    """
-
-    hits: dict[str, int]
-    misses: int
-    corrupt: int
-    tier_errors: int
-    memory: TierStats
 
 
 class Sized(Protocol):
@@ -361,16 +341,21 @@ class EncodingCache:
             self._count_error(exc)
             return False
 
-    def stats(self) -> CacheStats:
-        """Return the counts since the start, and what the memory holds now."""
+    def stats(self) -> dict[str, Any]:
+        """Return fields of `SpeakerStats`: the counts, and what the memory holds now.
+
+        This uses no disk.
+        """
         counts, hits = self._counters.snapshot(), self._hits.snapshot()
-        return CacheStats(
-            hits={name: hits[name] for name in ("memory", "disk")},
-            misses=counts["misses"],
-            corrupt=counts["corrupt"],
-            tier_errors=counts["tier_errors"],
-            memory=self.memory.stats(),
-        )
+        memory = self.memory.stats()
+        return {
+            "hits": {name: hits[name] for name in ("memory", "disk")},
+            "misses": counts["misses"],
+            "evictions": memory.evictions,
+            "corrupt": counts["corrupt"],
+            "tier_errors": counts["tier_errors"],
+            "tiers": {"memory": memory},
+        }
 
     def _count_error(self, error: StorageError) -> None:
         if isinstance(error, EncodingCorruptError):

@@ -41,7 +41,7 @@ def test_a_restart_reads_the_file_once_and_then_memory(cache, store):
     restarted = EncodingCache(MemoryTier(ROOMY), store)
     for _ in range(2):
         assert_same(restarted.get(key(), REGISTERED), make_encoding())
-    assert restarted.stats().hits == {"memory": 1, "disk": 1}
+    assert restarted.stats()["hits"] == {"memory": 1, "disk": 1}
 
 
 @pytest.mark.every_backend
@@ -103,7 +103,7 @@ def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
     assert cache.is_stored(key()) is False
     cache.put(key(), make_encoding(), REGISTERED)
     assert_same(cache.get(key(), REGISTERED), make_encoding())
-    assert cache.stats().tier_errors == 52
+    assert cache.stats()["tier_errors"] == 52
     assert len(plugin_log.records) == 1
 
 
@@ -123,7 +123,7 @@ def test_a_corrupt_file_is_a_miss_and_counted(cache, store):
         file.truncate(100)
     assert cache.get(key(), REGISTERED) is None
     stats = cache.stats()
-    assert (stats.corrupt, stats.misses, stats.tier_errors) == (1, 1, 0)
+    assert (stats["corrupt"], stats["misses"], stats["tier_errors"]) == (1, 1, 0)
     cache.put(key(), make_encoding(), REGISTERED)
 
 
@@ -131,7 +131,7 @@ def test_the_memory_is_split_between_registered_and_inline():
     settings = Settings(
         memory_max_bytes=1000, memory_max_entries=100, inline_share=0.25
     )
-    segments = open_cache(settings, BrokenStore()).stats().memory.segments
+    segments = open_cache(settings, BrokenStore()).memory.stats().segments
     assert segments[REGISTERED].max_bytes == 750
     assert segments[INLINE].max_bytes == 250
     assert (segments[REGISTERED].max_entries, segments[INLINE].max_entries) == (75, 25)
