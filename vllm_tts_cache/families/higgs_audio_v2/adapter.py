@@ -1,9 +1,5 @@
 """A clone request on Higgs Audio v2 becomes token ids and a content address."""
 
-from functools import cached_property
-from typing import Any
-
-from vllm_omni.entrypoints.openai.tts_adapters.base import resolve_stage_model_path
 from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v2 import HiggsAudioV2Adapter
 
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
@@ -15,9 +11,4 @@ class CachedHiggsAudioV2Adapter(PromptAdapter, HiggsAudioV2Adapter):
     """The host's adapter; a clone's prompt names its codes."""
 
     tts_cache_family = FAMILY
-
-    @cached_property
-    def _builder(self) -> PromptBuilder:
-        engine_client: Any = self.ctx.engine_client
-        # Not the host's processor, which loads the audio tokenizer too.
-        return PromptBuilder.of(resolve_stage_model_path(engine_client))
+    prompt_builder = PromptBuilder

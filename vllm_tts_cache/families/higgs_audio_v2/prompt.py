@@ -3,7 +3,6 @@
 The prompt is the host's chat, with placeholders for the audio of the assistant's turn.
 """
 
-from functools import cached_property
 from typing import Any
 
 from vllm_omni.model_executor.models.higgs_audio_v2 import (
@@ -27,13 +26,6 @@ class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with a checkpoint's tokenizer, by its chat template."""
 
     family = FAMILY
-
-    @classmethod
-    def of(cls, model: str | None) -> "PromptBuilder":
-        """Return a builder with the tokenizer of a checkpoint."""
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(model))
 
     def clone(
         self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
@@ -80,6 +72,4 @@ class PromptBuilder(prompts.PromptBuilder):
 class HiggsAudioV2Prompts(prompts.OfflinePrompts):
     """Builds one checkpoint's prompts for an ``Omni`` engine."""
 
-    @cached_property
-    def _builder(self) -> PromptBuilder:
-        return PromptBuilder.of(self._model)
+    prompt_builder = PromptBuilder

@@ -1,9 +1,5 @@
 """A clone request on Higgs Audio v3 becomes token ids and a content address."""
 
-from functools import cached_property
-from typing import Any
-
-from vllm_omni.entrypoints.openai.tts_adapters.base import resolve_stage_model_path
 from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import HiggsAudioV3Adapter
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     HiggsAudioV3TokenizerAdapter,
@@ -18,6 +14,7 @@ class CachedHiggsAudioV3Adapter(PromptAdapter, HiggsAudioV3Adapter):
     """The host's adapter; a clone's prompt names its codes, and begins with them."""
 
     tts_cache_family = FAMILY
+    prompt_builder = PromptBuilder
 
     async def _resolve_higgs_audio_v3_adapter(self) -> HiggsAudioV3TokenizerAdapter:
         """Return the host's adapter with our tokenizer, for texts without a voice.
@@ -25,8 +22,3 @@ class CachedHiggsAudioV3Adapter(PromptAdapter, HiggsAudioV3Adapter):
         The host would load another tokenizer on the event loop, at the first such text.
         """
         return (await self._service.texts.run(lambda: self._builder)).hosts
-
-    @cached_property
-    def _builder(self) -> PromptBuilder:
-        engine_client: Any = self.ctx.engine_client
-        return PromptBuilder.of(resolve_stage_model_path(engine_client))

@@ -5,8 +5,8 @@ cache keeps one KV prefix for all of them. The reference's positions are placeho
 the salt names the reference.
 """
 
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     AUDIO_PLACEHOLDER_ID,
@@ -36,17 +36,12 @@ class PromptBuilder(prompts.PromptBuilder):
     """
 
     family = FAMILY
+    # As the host loads it.
+    loading: ClassVar[Mapping[str, Any]] = {"trust_remote_code": True}
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
         self.hosts = HiggsAudioV3TokenizerAdapter(tokenizer)
-
-    @classmethod
-    def of(cls, model: str | None) -> "PromptBuilder":
-        """Return a builder with a checkpoint's tokenizer, loaded as the host does."""
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(model, trust_remote_code=True))
 
     def clone(
         self, text: str, transcript: str | None, *, mode: Mode, clip: prompts.Reference
@@ -69,6 +64,4 @@ class PromptBuilder(prompts.PromptBuilder):
 class HiggsAudioV3Prompts(prompts.OfflinePrompts):
     """Builds one checkpoint's prompts for an ``Omni`` engine."""
 
-    @cached_property
-    def _builder(self) -> PromptBuilder:
-        return PromptBuilder.of(self._model)
+    prompt_builder = PromptBuilder

@@ -1,21 +1,29 @@
 """The base of those families' adapters that build prompts with a tokenizer."""
 
 import asyncio
-from abc import abstractmethod
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
-from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+from vllm_omni.entrypoints.openai.tts_adapters.base import (
+    PreparedRequest,
+    resolve_stage_model_path,
+)
 
 from vllm_tts_cache.entrypoints.serving import adapter
+from vllm_tts_cache.families.networks.prompts import PromptBuilder
 from vllm_tts_cache.speaker.reference import FIELD
 
 
 class PromptAdapter(adapter.TextCheckingAdapter):
-    """Builds clones' prompts with the family's prompt builder."""
+    """Builds clones' prompts with the family's prompt builder.
+
+    Attributes:
+        prompt_builder: The builder's class, unless the family overrides `_builder`.
+    """
+
+    prompt_builder: ClassVar[type[PromptBuilder]]
 
     @cached_property
-    @abstractmethod
     def _builder(self) -> Any:
         """The family's prompt builder; its first use loads the tokenizer.
 
@@ -24,6 +32,10 @@ class PromptAdapter(adapter.TextCheckingAdapter):
         returns the engine's prompt in the voice of ``clip``, a `Reference`. A builder
         whose prompts hold codes takes other arguments; its adapter overrides `clone`.
         """
+        engine_client: Any = self.ctx.engine_client
+        # Not with the host's processor, which on Higgs Audio v2 loads the audio
+        # tokenizer too.
+        return self.prompt_builder.of(resolve_stage_model_path(engine_client))
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""

@@ -1,7 +1,6 @@
 """Helpers of several families' prompt builders, and the base of their batch prompts."""
 
 import zlib
-from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,12 +165,23 @@ class PromptBuilder:
 
     Args:
         tokenizer: The checkpoint's.
+
+    Attributes:
+        loading: Further arguments with which the tokenizer is loaded.
     """
 
     family: ClassVar[Family]
+    loading: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, model: str | None) -> "PromptBuilder":
+        """Return a builder with the tokenizer of a checkpoint."""
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(model, **cls.loading))
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse a control token in a text. Raises: InvalidSpeakerError."""
@@ -190,7 +200,12 @@ class OfflinePrompts:
         model: The checkpoint's folder, or Hugging Face id.
         config: The checkpoint's ``config.json``.
         encoding: Returns one encoding of a prepared speaker, and its key.
+
+    Attributes:
+        prompt_builder: The builder's class, unless the family overrides `_builder`.
     """
+
+    prompt_builder: ClassVar[type[PromptBuilder]]
 
     def __init__(
         self,
@@ -213,9 +228,9 @@ class OfflinePrompts:
         return self._clone(speaker, text)
 
     @cached_property
-    @abstractmethod
     def _builder(self) -> Any:
         """The family's prompt builder, see `PromptAdapter`; it loads the tokenizer."""
+        return self.prompt_builder.of(self._model)
 
     def _clone(self, speaker: "PreparedSpeaker", text: str) -> dict[str, Any]:
         clone, mode = self._builder.clone, speaker.mode
