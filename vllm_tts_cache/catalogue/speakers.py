@@ -42,6 +42,7 @@ from vllm_tts_cache.catalogue.schema import (
 
 # Speakers that one statement of `unencoded` looks at: a quarter of a second.
 _LOOKED_AT = 20_000
+_MAX_NAMED = 100_000
 
 _FIELDS = SpeakerRecord.__struct_fields__
 _NOT_A_COLUMN = ("labels", "clip_starts", "identity", "idempotency_key")
@@ -180,16 +181,19 @@ def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
     return [of_row(row) for row in rows]
 
 
-def expired_names(db: Connection, now: float, limit: int) -> list[str]:
-    """Return the names of expired speakers in that order; reads no records."""
-    query = select(speaker.c.name).where(speaker.c.expires_at <= now)
-    names = db.execute(query.order_by(speaker.c.expires_at).limit(limit)).scalars()
-    return list(names)
+def expired_names(db: Connection) -> list[str]:
+    """Return the names of expired speakers that are not deleted yet, in that order.
+
+    Reads no records.
+    """
+    query = select(speaker.c.name).where(speaker.c.expires_at <= schema.now(db))
+    query = query.order_by(speaker.c.expires_at).limit(_MAX_NAMED)
+    return list(db.execute(query).scalars())
 
 
-def have_expired(db: Connection, now: float) -> bool:
-    """Whether a speaker has expired; run every second, by an index."""
-    return db.execute(_EXPIRED, {"now": now}).first() is not None
+def have_expired(db: Connection) -> bool:
+    """Whether there is an expired speaker to delete; run every second, by an index."""
+    return db.execute(_EXPIRED, {"now": schema.now(db)}).first() is not None
 
 
 def unencoded(
@@ -265,10 +269,13 @@ def standing_on(db: Connection, consent_id: str, limit: int) -> list[tuple[str, 
     return [(id_, name) for id_, name in rows]
 
 
-def embedding(db: Connection, generation: int) -> tuple[float, ...] | None:
-    """Return the registered embedding; None if there is none, or no such row."""
-    query = select(speaker.c.embedding).where(speaker.c.generation == generation)
-    blob = db.execute(query).scalar()
+def embedding(db: Connection, record: SpeakerRecord) -> tuple[float, ...] | None:
+    """Return the embedding, float32 values of shape ``(embedding_dim,)``.
+
+    None if the speaker has audio, or was replaced or deleted meanwhile.
+    """
+    is_it = speaker.c.generation == record.generation
+    blob = db.execute(select(speaker.c.embedding).where(is_it)).scalar()
     return None if blob is None else unpack_embedding(blob)
 
 

@@ -351,7 +351,7 @@ def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> boo
     """Whether the new speaker has the clip, or the embedding, of the old one."""
     if new.embedding is None or old.audio_sha256 is not None:
         return new.audio_sha256 == old.audio_sha256
-    kept = speakers.embedding(db, old.generation)
+    kept = speakers.embedding(db, old)
     return kept is not None and pack_embedding(kept) == pack_embedding(new.embedding)
 
 

@@ -66,7 +66,6 @@ throttled = ThrottledLog()
 _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
-_MAX_NAMED = 100_000
 _FULL_SHARE = 0.9
 
 
@@ -177,6 +176,9 @@ class SpeakerStore:
     to_retry = _reading(speakers.to_retry)
     last_generation = _reading(speakers.last_generation)
     set_precompute = _reading(speakers.set_precompute)
+    has_expired = _reading(speakers.have_expired)
+    expired_names = _reading(speakers.expired_names)
+    speaker_embedding = _reading(speakers.embedding)
     failures = _reading(stored_files.failures)
     last_used = _reading(stored_files.last_used_speakers)
     records = _reading(pages.records)
@@ -301,16 +303,6 @@ class SpeakerStore:
             return replace(found, waiting_for=max(found.waiting_for, 1))
         return found
 
-    def has_expired(self) -> bool:
-        """Whether there is an expired speaker to delete; reads an index."""
-        with self.database.read() as db:
-            return speakers.have_expired(db, schema.now(db))
-
-    def expired_names(self) -> list[str]:
-        """Return the names of expired speakers that are not deleted yet."""
-        with self.database.read() as db:
-            return speakers.expired_names(db, schema.now(db), _MAX_NAMED)
-
     @with_ballast
     def acknowledge(self, deletion_id: int) -> None:
         """Delete a finished deletion's row, once its client is answered."""
@@ -318,14 +310,6 @@ class SpeakerStore:
             deletions.acknowledge(db, deletion_id)
 
     # --- what there is
-
-    def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
-        """Return the embedding, float32 values of shape ``(embedding_dim,)``.
-
-        None if the speaker has audio, or was replaced or deleted meanwhile.
-        """
-        with self.database.read() as db:
-            return speakers.embedding(db, record.generation)
 
     def usage(self) -> dict[Segment, dict[str, Usage]]:
         """Return each segment's usage: ``audio`` and ``encodings``; reads four rows."""
