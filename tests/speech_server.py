@@ -24,6 +24,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from tests.waiting import settled
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.entrypoints.serving.host_surface import BoundedHeads
@@ -233,7 +234,7 @@ class Server:
 
     async def settled(self):
         """What was started in the background is over."""
-        await self.service.encodings.settled()
+        await settled(self.service.encodings)
 
 
 def _included(routes):

@@ -30,3 +30,13 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.002)
+
+
+async def settled(encodings):
+    """Until precomputing has nothing left, and no background task runs."""
+    if encodings._precomputing is not None:
+        for _ in range(2):  # the pass that is under way, and a whole one
+            encodings._has_registered.set()
+            await soon(lambda: not encodings._has_registered.is_set())
+    while encodings._background:
+        await asyncio.wait(set(encodings._background))

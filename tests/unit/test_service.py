@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.in_process_workers import (
 )
 from tests.speaking import wav
 from tests.store_samples import settings_of
-from tests.waiting import soon
+from tests.waiting import settled, soon
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import registering
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
@@ -70,12 +69,9 @@ class Rig:
 
     async def settled(self):
         """What was started in the background is over."""
-        await self.service.encodings.settled()
+        await settled(self.service.encodings)
         # Bounded: a test that failed half-way may have left a participant behind.
-        until = time.monotonic() + 60
-        while self.store.num_unfinished_deletions():
-            assert time.monotonic() < until
-            await asyncio.sleep(0.01)
+        await soon(lambda: not self.store.num_unfinished_deletions())
 
     @property
     def encodes(self):
@@ -144,10 +140,10 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     service = SpeakerService(settings, engine, model(default_family()))
     service.start()
     for _ in range(2):
-        await service.encodings.settled()
+        await settled(service.encodings)
         # And asks once more, without a word.
         assert not service.encodings.knows_encoders
-    await service.encodings.settled()
+    await settled(service.encodings)
     (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]
     for told in (tmp_path / "here", tmp_path / "there", "SPEAKER_SAMPLES_DIR"):
         assert str(told) in line.getMessage()

@@ -134,7 +134,6 @@ class SpeakerEncodings:
         self._underway = set[int]()
         self._has_registered = asyncio.Event()
         self._precomputing: asyncio.Task[None] | None = None
-        self._is_idle = asyncio.Event()
 
     @property
     def num_flights(self) -> int:
@@ -156,22 +155,11 @@ class SpeakerEncodings:
         if self._precomputing is None and self._workers is not None:
             self._precomputing = asyncio.create_task(self._precompute_registered())
 
-    async def settled(self) -> None:
-        """Wait until precomputing has nothing left, and no background task runs."""
-        if self._precomputing is not None:
-            for _ in range(2):  # the pass that is under way, and a whole one
-                self._is_idle.clear()
-                self._has_registered.set()
-                await self._is_idle.wait()
-        while self._background:
-            await asyncio.wait(set(self._background))
-
     def shutdown(self) -> None:
         """Stop tasks and threads; callers that wait get a ServerBusyError."""
         for task in filter(None, (self._precomputing, *self._background)):
             task.cancel()
         self._precomputing = None
-        self._is_idle.set()
         if self._pending is not None:
             self._pending.shutdown()
         self._reads.shutdown()
@@ -542,7 +530,6 @@ class SpeakerEncodings:
             except Exception as exc:  # noqa: BLE001  if it ended no voice would be ready
                 message = "Precomputing failed, and is tried again: %s"
                 throttled.warn_of("precomputing", message, log_text_of(exc))
-            self._is_idle.set()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._has_registered.wait(), PRECOMPUTE_SECONDS)
             self._has_registered.clear()
