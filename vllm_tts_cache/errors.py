@@ -197,6 +197,7 @@ class ConsentInUseError(SpeakerRequestError, status=409):
 
     Attributes:
         voices: Ids and names of some of these voices.
+        details: Fields of the answer beside ``error``.
     """
 
     def __init__(self, consent_id: str, voices: Sequence[tuple[str, str]]):
@@ -206,6 +207,7 @@ class ConsentInUseError(SpeakerRequestError, status=409):
             "them first; nothing was changed."
         )
         self.voices = tuple(voices)
+        self.details = {"voices": [{"id": id_, "name": name} for id_, name in voices]}
 
 
 class SpeakerLimitError(SpeakerRequestError, status=409):
@@ -288,6 +290,7 @@ class DeletionPendingError(ServerFaultError, status=503):
         files_removed: Whether all its files are removed.
         waiting_for: Number of API servers that have not confirmed that they and their
             workers have deleted it.
+        details: Fields of the answer beside ``error``.
     """
 
     retry_after_seconds = 1
@@ -305,6 +308,8 @@ class DeletionPendingError(ServerFaultError, status=503):
         )
         self.files_removed = files_removed
         self.waiting_for = waiting_for
+        progress = {"files_removed": files_removed, "waiting_for": waiting_for}
+        self.details = {"deletion": progress}
 
 
 class StorageError(ServerFaultError):

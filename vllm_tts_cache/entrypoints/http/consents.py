@@ -10,7 +10,6 @@ from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID
 from vllm_tts_cache.entrypoints.http.openapi import ConsentId, answers
 from vllm_tts_cache.entrypoints.http.voices import Handler
-from vllm_tts_cache.errors import ConsentInUseError, DeletionPendingError
 
 router = APIRouter(route_class=routing.GuardedRoute)
 
@@ -101,12 +100,5 @@ async def delete_consent(
     handler: Handler, tenant: CallingTenant, consent_id: ConsentId
 ) -> Any:
     """Delete a recording that no voice stands on; else 409 says which do."""
-    try:
-        deletions = handler.speakers.deletions
-        await deletions.delete_consent(consent_id, tenant.name)
-    except DeletionPendingError as exc:
-        return routing.pending_response(exc)
-    except ConsentInUseError as exc:
-        voices = [{"id": id_, "name": name} for id_, name in exc.voices]
-        return routing.json_response(exc, voices=voices)
+    await handler.speakers.deletions.delete_consent(consent_id, tenant.name)
     return {"id": consent_id, "object": "audio.voice_consent", "deleted": True}

@@ -262,7 +262,11 @@ class GuardedRoute(APIRoute):
                 request.state.caller = caller_of(request)
                 return await answer_to(request)
             except errors.TTSCacheError as exc:
-                if exc.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                if (
+                    exc.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                    # It goes on by itself, so it is no fault to tell an operator of.
+                    and not isinstance(exc, errors.DeletionPendingError)
+                ):
                     cause = f"answering: {type(exc).__name__}"
                     # `self.path` is the route's: the request's path may name a voice.
                     values = request.method, self.path, exc.log_text
@@ -301,9 +305,10 @@ class NoSpeechModelError(errors.SpeakerRequestError, status=404):
 def json_response(
     error: errors.TTSCacheError, status: HTTPStatus | None = None, **details: Any
 ) -> JSONResponse:
-    """Return the answer of a route to an error; ``details`` stand beside ``error``.
+    """Return the answer of a route to an error.
 
-    ``status`` replaces the error's own.
+    ``details``, and those of the error, stand beside ``error``. ``status`` replaces the
+    error's own.
     """
     status = status or error.http_status
     error_type = _ERROR_TYPES.get(status, "BadRequestError")
@@ -316,13 +321,8 @@ def json_response(
         headers = {"Retry-After": str(seconds)}
     if status is HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
-    return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
-
-
-def pending_response(error: errors.DeletionPendingError) -> JSONResponse:
-    """Return the answer to a DELETE that is not finished: its progress."""
-    progress = {"files_removed": error.files_removed, "waiting_for": error.waiting_for}
-    return json_response(error, deletion=progress)
+    answer = {**body, **getattr(error, "details", {}), **details}
+    return JSONResponse(answer, status_code=status.value, headers=headers)
 
 
 def speech_response(error: errors.TTSCacheError) -> JSONResponse:

@@ -242,10 +242,7 @@ async def delete_voice(
     If that takes long the answer is 503 with the progress, and the deletion goes on;
     the same request again waits for it.
     """
-    try:
-        deleted_id = await handler.speakers.deletions.delete(name, tenant.name, key)
-    except errors.DeletionPendingError as exc:
-        return routing.pending_response(exc)
+    deleted_id = await handler.speakers.deletions.delete(name, tenant.name, key)
     return {
         "success": True,
         "message": f"Voice '{name}' deleted successfully",
