@@ -122,15 +122,13 @@ def official_ids(tokenizer, text, clips, first_semantic_id):
 def test_the_ids_of_several_clips_are_the_official_ones(builder, said):
     clips = [(text, codes(20 + n, seed=n)) for n, text in enumerate(said)]
     given_codes = np.concatenate([each for _, each in clips])
-    prompt = builder.clone(
-        "Hello.", "\n".join(said), KEY, given_codes, num_clips=len(said)
-    )
+    voice = builder.voice("\n".join(said), KEY, given_codes, num_clips=len(said))
+    prompt = builder.speak(voice, "Hello.")
     tokenizer = builder.tokenizer
     assert prompt.token_ids == official_ids(tokenizer, "Hello.", clips, 151_678)
     assert prompt.reference.num_rows == len(given_codes)
-    other = builder.clone("Other.", "\n".join(said), KEY, given_codes, len(said))
-    assert other.salt == prompt.salt
-    assert other.salt != salt_of(KEY, "\n".join(reversed(said)), len(said))
+    assert prompt.salt == salt_of(KEY, "\n".join(said), len(said))
+    assert prompt.salt != salt_of(KEY, "\n".join(reversed(said)), len(said))
 
 
 @pytest.mark.parametrize(("num_frames", "num_chars"), [(22, 20), (646, 500)])
@@ -150,7 +148,7 @@ def test_the_memory_of_kept_voices_is_what_they_say(builder, num_frames, num_cha
 
 def test_all_that_decides_a_voice_has_another_salt_but_its_spelling_does_not(builder):
     def salt(ref_text, key=KEY):
-        return builder.clone("Hi.", ref_text, key, codes(9)).salt
+        return builder.voice(ref_text, key, codes(9)).salt
 
     others = [salt("spoken words", key) for key in OTHER_KEYS]
     assert len({*others, salt("spoken words"), salt("other words")}) == 4

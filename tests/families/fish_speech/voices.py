@@ -46,7 +46,8 @@ class Voice:
             tokenizer=slow_ar._get_tokenizer(),
             first_semantic_id=slow_ar._semantic_begin_id,
         )
-        prompt = builder.clone(text, ref_text, self.key, codes)
+        voice = builder.voice(ref_text, self.key, codes)
+        prompt = builder.speak(voice, text)
         self.ids = torch.tensor(prompt.token_ids, dtype=torch.int32)
         self.where = prompt.reference
         self.info = {

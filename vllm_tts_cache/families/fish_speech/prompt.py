@@ -116,32 +116,19 @@ class PromptBuilder:
     tokenizer: Any
     first_semantic_id: int
 
-    def clone(
-        self,
-        text: str,
-        ref_text: str,
-        key: EncodingKey,
-        codes: Array,
-        num_clips: int = 1,
-    ) -> ClonePrompt:
-        """Build the prompt that speaks ``text`` as the reference does.
+    def voice(
+        self, ref_text: str, key: EncodingKey, codes: Array, num_clips: int = 1
+    ) -> VoicePart:
+        """Build what all of a voice's prompts have in common.
+
+        It takes milliseconds, so the adapter calls it off the event loop, and keeps the
+        part for all requests of the voice.
 
         Args:
-            text: What to say, checked by ``checked_text``.
             ref_text: What the reference says, checked by ``checked_text``.
             key: Key of the encoding that has ``codes``.
             codes: ``(num_frames, 10)``, the semantic codebook first.
             num_clips: Number of clips; if several, ``ref_text`` has a line for each.
-        """
-        return self.speak(self.voice(ref_text, key, codes, num_clips), text)
-
-    def voice(
-        self, ref_text: str, key: EncodingKey, codes: Array, num_clips: int = 1
-    ) -> VoicePart:
-        """Build what all of a voice's prompts have in common; arguments as `clone`.
-
-        It takes milliseconds, so the adapter calls it off the event loop, and keeps the
-        part for all requests of the voice.
         """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
         # With a speaker tag, so that the host does not add one.
@@ -183,8 +170,8 @@ class FishSpeechPrompts(prompts.OfflinePrompts):
     def _clone(self, speaker: PreparedSpeaker, text: str) -> dict[str, Any]:
         assert speaker.ref_text is not None  # `prepare` has refused it
         key, encoding = self._encoding(speaker.ref, CODEC)
-        built = self._builder.clone(text, speaker.ref_text, key, encoding["codes"])
-        return built.to_engine(speaker.ref)
+        voice = self._builder.voice(speaker.ref_text, key, encoding["codes"])
+        return self._builder.speak(voice, text).to_engine(speaker.ref)
 
     @cached_property
     def _builder(self) -> PromptBuilder:
