@@ -8,7 +8,6 @@ registered again with another clip.
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
@@ -24,20 +23,7 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_files import ImportedFile, StockFileError, StockVoice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportReport:
-    """What an import did with the files that were new.
-
-    Attributes:
-        imported: Names of the voices that are registered now, as given.
-        skipped: (file name, why it was not imported).
-    """
-
-    imported: list[str] = field(default_factory=list[str])
-    skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-
-
-def import_stock_voices(store: SpeakerStore) -> ImportReport:
+def import_stock_voices(store: SpeakerStore) -> "StockImport":
     """Register the voices of stock's files that were not read before.
 
     Only the top level of ``SPEAKER_SAMPLES_DIR`` is read. Of several files with
@@ -50,35 +36,44 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
     """
     directory = store.directory
     with storage_errors(directory), opening_lock(directory / FILE_NAME):
-        report = _Import(store).run()
-    if report.imported:
-        logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
-    if report.skipped:
+        done = StockImport(store)
+        done.run()
+    if done.imported:
+        logger.info("Imported %d voices of stock vLLM-Omni.", len(done.imported))
+    if done.skipped:
         # The files are called after voices, and reasons quote what is in them.
         message = (
             "%d files of stock vLLM-Omni are not imported; the DEBUG log names them."
         )
-        logger.warning(message, len(report.skipped))
-    for file, reason in report.skipped:
+        logger.warning(message, len(done.skipped))
+    for file, reason in done.skipped:
         logger.debug("Not imported: %s: %s", encodable(file), encodable(reason))
-    return report
+    return done
 
 
-class _Import:
+class StockImport:
+    """An import, and what it did with the files that were new.
+
+    Attributes:
+        imported: Names of the voices that are registered now, as given.
+        skipped: (file name, why it was not imported).
+    """
+
     def __init__(self, store: SpeakerStore):
         self._store = store
         self._directory = store.directory
-        self._report = ImportReport()
+        self.imported: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
 
-    def run(self) -> ImportReport:
+    def run(self) -> None:
+        """Import the files. Raises: StorageError."""
         for *older, newest in self._by_voice(self._new_files()):
             self._import(newest)
             if older:
                 reason = f"{newest.file.file_name} is a newer file of this voice"
                 self._remember([voice.file for voice in older])
                 skipped = ((voice.file.file_name, reason) for voice in older)
-                self._report.skipped.extend(skipped)
-        return self._report
+                self.skipped.extend(skipped)
 
     def _new_files(self) -> list[ImportedFile]:
         with self._store.database.read() as db:
@@ -116,7 +111,7 @@ class _Import:
             deletion = self._store.registrations.import_speaker(new, audio, file)
             if deletion is not None:
                 self._store.remove_files(deletion)
-            self._report.imported.append(voice.name)
+            self.imported.append(voice.name)
 
     def _remember(self, files: list[ImportedFile]) -> None:
         """Record that these files were read: they are skipped unless they change."""
@@ -136,11 +131,11 @@ class _Import:
         try:
             yield
         except (StockFileError, SpeakerRequestError) as exc:
-            self._report.skipped.append((file_name, str(exc)))
+            self.skipped.append((file_name, str(exc)))
             if file is not None:
                 self._remember([file])
         except OSError as exc:
-            self._report.skipped.append((file_name, exc.strerror or str(exc)))
+            self.skipped.append((file_name, exc.strerror or str(exc)))
 
 
 def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, DecodedAudio | None]:
