@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -179,12 +180,12 @@ def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found):
     last.keep("t", "a", None)
     assert last.find("t", "a", 0.0) is None
     last.keep("t", "a", found)
-    last.keep_embedding(found.record, EMBEDDING)
+    last.embeddings[found.record.speaker_id, found.record.generation] = EMBEDDING
     last.delete("another")
     assert last.find("t", "a", 0.0) == found
     last.delete(found.record.speaker_id)
     assert last.find("t", "a", 0.0) is None
-    assert last.embedding(found.record) is None
+    assert not last.embeddings
 
 
 @pytest.mark.sqlite
@@ -198,13 +199,17 @@ def test_a_row_is_kept_once_whatever_is_around_its_name(found):
 
 
 @pytest.mark.sqlite
-def test_an_embedding_is_of_its_voice_and_not_of_a_number(found):
+async def test_an_embedding_is_of_its_voice_and_not_of_a_number(rigs, monkeypatch):
     """A failover that lost a registration gives its generation to another speaker."""
-    last, record = LastRows(), found.record
-    last.keep_embedding(record, EMBEDDING)
-    assert last.embedding(record) == EMBEDDING
+    rig, _ = rigs
+    record = await rig.register()
+    away = Mock(side_effect=StorageUnavailableError("there", "it is away", 1))
+    monkeypatch.setattr(rig.store, "speaker_embedding", away)
+    last_of(rig).embeddings[record.speaker_id, record.generation] = EMBEDDING
+    assert await rig.service.lookups.embedding(record) == EMBEDDING
     other = msgspec.structs.replace(record, speaker_id="voice_other")
-    assert last.embedding(other) is None
+    with pytest.raises(StorageUnavailableError):
+        await rig.service.lookups.embedding(other)
 
 
 async def test_what_is_read_while_all_is_deleted_is_not_kept(rigs, monkeypatch):

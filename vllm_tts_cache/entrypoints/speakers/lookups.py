@@ -81,11 +81,13 @@ class LastRows:
     Attributes:
         num_deletes: How often something was deleted; a row that was read before the
             last time must not be kept.
+        embeddings: The last ones, by id and generation of their rows: a failover that
+            lost a registration gives its generation to another speaker.
     """
 
     def __init__(self) -> None:
         self._rows = LRUCache[tuple[str, str], StoredSpeaker](MAX_LAST_ROWS)
-        self._embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
+        self.embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
             MAX_LAST_EMBEDDINGS
         )
         self._good_until = self._epoch = 0.0
@@ -126,35 +128,21 @@ class LastRows:
         else:
             self._rows[key] = found
 
-    def embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
-        """Return the last embedding of a row that `find` returned."""
-        return self._embeddings.get((record.speaker_id, record.generation))
-
-    def keep_embedding(
-        self, record: SpeakerRecord, embedding: tuple[float, ...]
-    ) -> None:
-        """Keep an embedding that was read.
-
-        Its key has the id as well: a failover that lost a registration gives its
-        generation to another speaker.
-        """
-        self._embeddings[record.speaker_id, record.generation] = embedding
-
     def delete(self, speaker_id: str) -> None:
         """Delete what was read of a speaker."""
         self.num_deletes += 1
         for key, found in list(self._rows.items()):
             if found.record.speaker_id == speaker_id:
                 del self._rows[key]
-        for id_, generation in list(self._embeddings):
+        for id_, generation in list(self.embeddings):
             if id_ == speaker_id:
-                del self._embeddings[id_, generation]
+                del self.embeddings[id_, generation]
 
     def delete_all(self) -> None:
         """Delete all rows."""
         self.num_deletes += 1
         self._rows.clear()
-        self._embeddings.clear()
+        self.embeddings.clear()
 
 
 class SpeakerLookups:
@@ -248,16 +236,17 @@ class SpeakerLookups:
         Raises: GoneError if the speaker was deleted or replaced meanwhile.
         """
         look = self._store.speaker_embedding
+        row = record.speaker_id, record.generation
         try:
             found = await self._lookups.run(look, record)
         except StorageUnavailableError:
-            found = self.last.embedding(record)
+            found = self.last.embeddings.get(row)
             if found is None:
                 raise
         if found is None:
             raise GoneError("The speaker embedding is not stored (any more).")
         if not self._store.is_local:
-            self.last.keep_embedding(record, found)
+            self.last.embeddings[row] = found
         return found
 
     async def audio(self, record: SpeakerRecord) -> tuple[bytes, str]:
