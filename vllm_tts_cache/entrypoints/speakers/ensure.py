@@ -20,7 +20,6 @@ from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLoo
 from vllm_tts_cache.entrypoints.speakers.pending import (
     Pending,
     PendingEncodings,
-    too_long_in_line,
 )
 from vllm_tts_cache.entrypoints.speakers.served_model import (
     CacheState,
@@ -454,7 +453,11 @@ class SpeakerEncodings:
             for future in done:
                 future.result()
             if max_seconds is not None and len(done) < len(futures):
-                raise too_long_in_line(max_seconds)
+                what = (
+                    f"others were encoded for {max_seconds:g} s before this reference "
+                    "audio"
+                )
+                raise ServerBusyError(what, RETRY_AFTER_SECONDS)
         except EncodersChangedError:
             self._fingerprints = None
             raise

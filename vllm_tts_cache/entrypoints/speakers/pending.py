@@ -434,7 +434,12 @@ class PendingEncodings:
         late = list(self._by_key.values()) if is_stuck else self._encoding
         for pending in late:
             if pending.since < limit:
-                self._settle(pending, timed_out(self._timeout_seconds))
+                error = EncodeTimeoutError(
+                    "The reference audio was not encoded within "
+                    f"{self._timeout_seconds:g} s; it may still be under way. Try "
+                    "again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
+                )
+                self._settle(pending, error)
 
 
 def too_many_inline() -> ServerBusyError:
@@ -447,17 +452,3 @@ def too_many_inline() -> ServerBusyError:
 def shutting_down() -> ServerBusyError:
     """Return the error of callers that wait when the server ends."""
     return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
-
-
-def too_long_in_line(seconds: float) -> ServerBusyError:
-    """Return the error of a request that others are encoded before for too long."""
-    what = f"others were encoded for {seconds:g} s before this reference audio"
-    return ServerBusyError(what, RETRY_AFTER_SECONDS)
-
-
-def timed_out(seconds: float) -> EncodeTimeoutError:
-    """Return the error of callers whose encoding takes too long, or never begins."""
-    return EncodeTimeoutError(
-        f"The reference audio was not encoded within {seconds:g} s; it may still be "
-        "under way. Try again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
-    )
