@@ -9,6 +9,7 @@ import torch
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer as higgs
+from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import HiggsEncoder
 from vllm_tts_cache.families.networks.sinc_resample import FUNCTION_RESAMPLER
 from vllm_tts_cache.families.omnivoice import preparation
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
@@ -20,16 +21,13 @@ _PREPARATION_BYTES_PER_SECOND = 2 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class OmniVoiceEncoder:
-    """Gives ``codes``, ``(num_frames, 8)`` int16, and ``rms``, ``(1,)`` float32."""
+class OmniVoiceEncoder(HiggsEncoder):
+    """Gives ``codes``, ``(num_frames, 8)`` int16, and ``rms``, ``(1,)`` float32.
 
-    tokenizer: higgs.HiggsTokenizer
+    The tokenizer's fingerprint covers the preparation, too.
+    """
+
     name: str = CODEC_ENCODER
-
-    @property
-    def fingerprint(self) -> str:
-        """The tokenizer's fingerprint, which covers the preparation, too."""
-        return self.tokenizer.fingerprint
 
     @property
     def need(self) -> MemoryNeed:
