@@ -197,10 +197,7 @@ def _add(
         details["id"] = answer.get("id")
         details |= {key: answer[key] for key in _REPORTED if key in answer}
     if waits:
-        if is_alone:
-            answer = bulk.patiently(lambda: client.precompute(voice.name), stop)
-        else:
-            answer = bulk.made_in_turn(client, voice.name, stop)
+        answer = bulk.made(client, voice.name, stop, urgent=is_alone)
         details["cache_status"] = answer.get("cache_status")
     return bulk.Outcome(name=voice.name, outcome=outcome, details=details)
 

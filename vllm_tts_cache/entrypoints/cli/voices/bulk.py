@@ -123,18 +123,18 @@ def written_once(write: Callable[..., T], *args: Any, stop: Stop) -> T:
     return patiently(partial(write, *args, key=secrets.token_hex(16)), stop)
 
 
-def made_in_turn(
-    client: "VoicesClient", name: str, stop: Stop, *, force: bool = False
+def made(
+    client: "VoicesClient", name: str, stop: Stop, *, urgent: bool, force: bool = False
 ) -> dict[str, Any]:
-    """Wait until a voice is encoded in the background, however long that takes.
+    """Wait until a voice is encoded: at once, or in turn, however long that takes.
 
     Raises: As `patiently`.
     """
-    make = partial(client.precompute, name, force=force, urgent=False)
-    while (made := patiently(make, stop)).get("cache_status") == _PROCESSING:
+    make = partial(client.precompute, name, force=force, urgent=urgent)
+    while (answer := patiently(make, stop)).get("cache_status") == _PROCESSING:
         if stop.event.is_set():
             raise StoppedError
-    return made
+    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,10 +214,8 @@ def warm(
     """
 
     def one(voice: Chosen, stop: bulk.Stop) -> bulk.Outcome:
-        if len(chosen) == 1:
-            bulk.patiently(lambda: client.precompute(voice.ref, force=force), stop)
-        else:
-            bulk.made_in_turn(client, voice.ref, stop, force=force)
+        is_alone = len(chosen) == 1
+        bulk.made(client, voice.ref, stop, urgent=is_alone, force=force)
         return bulk.Outcome(name=voice.name, outcome="ready")
 
     with common.client_of(url, api_key) as client:
