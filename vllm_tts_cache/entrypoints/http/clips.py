@@ -198,7 +198,10 @@ async def check_clip(
 
 @router.head(
     "/v1/audio/voices/{name}/audio",
-    responses=openapi.head_answers(404),
+    responses={
+        200: {"description": "the headers of the file"},
+        **openapi.refusals(404),
+    },
     response_class=Response,
     description=openapi.HEAD,
 )

@@ -190,11 +190,6 @@ def part_answers(media_types: Sequence[str], *statuses: int) -> Answers:
     return {**whole, 206: part}
 
 
-def head_answers(*statuses: int) -> Answers:
-    """Return the answers to a HEAD of a route that sends a file."""
-    return {200: {"description": "the headers of the file"}, **refusals(*statuses)}
-
-
 def refusals(*statuses: int) -> Answers:
     """Return the errors of a route: those of all, and these."""
     errors: Answers = {
