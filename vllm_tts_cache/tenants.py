@@ -172,14 +172,12 @@ def _digest(key: str) -> bytes | None:
 
 LOOK_SECONDS = 1.0
 
-_ONLY_CALLER = Caller(tenant=ALONE)  # without a tenants file
-
 
 class TenantKeys:
     """The keys of ``SPEAKER_TENANTS_FILE``; safe in any thread.
 
     Args:
-        path: None without a tenants file: then every caller is the tenant `ALONE`.
+        path: None without a tenants file: then no caller is asked for a key.
 
     Attributes:
         is_on: Whether there is a tenants file.
@@ -208,8 +206,6 @@ class TenantKeys:
 
         Raises: UnauthorizedError: The header holds no key of the file.
         """
-        if not self.is_on:
-            return _ONLY_CALLER
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or (found := self._keyring.caller(key)) is None:
             raise UnauthorizedError
