@@ -9,6 +9,7 @@ from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_be
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.names import clean_new
 from vllm_tts_cache.catalogue.records import (
+    TEXT_LIMITS,
     IdempotencyKey,
     NewSpeaker,
     check_expiry,
@@ -37,7 +38,6 @@ NUM_THREADS = 2
 # Streams on the same cores wait less, and uploads no longer: docs/performance.md.
 NICE = 5
 MAX_WAITING = 32
-_TEXTS = "consent", "ref_text", "description", "mime_type", "original_filename"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Upload:
         Raises: InvalidSpeakerError.
         """
         clean_new(self.name)
-        for name in _TEXTS:
+        for name in TEXT_LIMITS:
             check_text(name, getattr(self, name))
         check_language(self.language)
         check_labels(self.labels)
