@@ -22,7 +22,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.entrypoints.http.callers import caller_of
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics, reason_of
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
     invalid_request,
@@ -251,7 +251,7 @@ class GuardedRoute(APIRoute):
             try:
                 return await bounded(request)
             except Exception as exc:
-                metrics.refuse_upload(exc)
+                metrics.uploads_refused.labels(*reason_of(exc)).inc()
                 raise
 
         is_upload = self.path in _REGISTERING and "POST" in self.methods

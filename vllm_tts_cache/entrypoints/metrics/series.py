@@ -197,10 +197,6 @@ class Metrics:
             raise
         self.requests.labels(counted.outcome, family).inc()
 
-    def refuse_upload(self, error: Exception) -> None:
-        """Count a registration that was refused."""
-        self.uploads_refused.labels(*reason_of(error)).inc()
-
 
 def reason_of(error: Exception) -> tuple[str, str]:
     """Return the name of an error's class, and who can mend it."""
