@@ -3,20 +3,18 @@
 import hashlib
 import hmac
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Encoding, is_address
 
 # A key of the host's additional_information, or of a diffusion model's prompt.
 FIELD = "tts_cache_speaker"
 # Beside it: the API process's request id, which the host gives no diffusion model.
 REQUEST_FIELD = "tts_cache_request"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,7 @@ class SpeakerRef:
         if (wire := info.get(FIELD)) is None:
             return None
         audio_sha256, segment, encoders, signature = wire
-        if not _SHA256.fullmatch(audio_sha256):
+        if not is_address(audio_sha256):
             raise ValueError(f"{FIELD} does not hold a content address")
         return cls(
             audio_sha256=audio_sha256,
