@@ -232,8 +232,6 @@ class StoredEncodeWork:
         self._store = store
         self._device = device
         self.num_encodes: Counter[str] = Counter()
-        self.disk_evictions = store.writer.evictions
-        self.bucket_counts = store.bucket_counts
 
     def load(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]
