@@ -62,7 +62,8 @@ class Work:
 
 class Rig:
     def __init__(self, directory, max_waiting_inline=64):
-        self.work, self.clock = Work(), Clock()
+        self.work: Any = Work()
+        self.clock = Clock()
         self.numbers = itertools.count(100)
         turns, self.other = (KeyTurns(directory / "turns.lock") for _ in range(2))
         self.queue = EncodeQueue(

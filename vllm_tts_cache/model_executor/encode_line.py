@@ -19,6 +19,10 @@ MAX_URGENT_IN_A_ROW = 8
 Flow = tuple[str, Segment]  # a tenant, and the segment of its jobs
 
 
+class MissingAudioError(EncodeError):
+    """The reference audio of a job is not stored (any more)."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EncodeJob:
     """One encode of one audio, for all clients that want it.

@@ -6,19 +6,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from vllm_tts_cache.errors import EncodeError, EncodersChangedError
+from vllm_tts_cache.errors import EncodersChangedError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
     EncodeJob,
+    MissingAudioError,
     Report,
     ThreadCall,
     WaitingLine,
 )
+from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.locks import Turns
 
 # Another process that has a key's turn finishes, or dies and loses it. After this long
@@ -29,10 +30,6 @@ _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
 _READY = Report(JobState.READY)
 
 T = TypeVar("T")
-
-
-class MissingAudioError(EncodeError):
-    """The reference audio of a job is not stored (any more)."""
 
 
 @dataclass(slots=True)
@@ -48,30 +45,6 @@ class _Client:
     until: float = 0.0
     jobs: dict[int, EncodeJob] = field(default_factory=dict)
     ended: dict[int, Report] = field(default_factory=dict)
-
-
-class EncodeWork(Protocol):
-    """What the encode thread does for a job; only that thread calls these methods."""
-
-    def is_done(self, job: EncodeJob) -> bool:
-        """Tell whether the encoding exists, so that nothing need be encoded."""
-        ...
-
-    def encode(self, job: EncodeJob) -> Encoding:
-        """Make the encoding. Raises: MissingAudioError, EncodeError, anything."""
-        ...
-
-    def keep(self, job: EncodeJob, encoding: Encoding) -> None:
-        """Store the encoding, unless its audio was deleted meanwhile."""
-        ...
-
-    def note_failed(self, job: EncodeJob, reason: str) -> None:
-        """Store why an encode failed; the voice's status shows it."""
-        ...
-
-    def rest_seconds(self, encode_seconds: float) -> float:
-        """Return how long to begin only urgent jobs after one that was not urgent."""
-        ...
 
 
 class EncodeQueue:
@@ -95,7 +68,7 @@ class EncodeQueue:
 
     def __init__(
         self,
-        work: EncodeWork,
+        work: StoredEncodeWork,
         turns: Turns,
         *,
         max_waiting_inline: int,

@@ -23,8 +23,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError, EncodersChangedError, StorageError
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.model_executor.encode_line import EncodeJob
-from vllm_tts_cache.model_executor.encode_queue import MissingAudioError
+from vllm_tts_cache.model_executor.encode_line import EncodeJob, MissingAudioError
 from vllm_tts_cache.speaker.precision import computed_on, lower_priority
 from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.store.cache import EncodingCache
@@ -211,6 +210,8 @@ def _too_little(num_bytes: int, num_free_bytes: int) -> EncodeError:
 
 class StoredEncodeWork:
     """Encodes what lies in the store, and keeps the encodings there and in memory.
+
+    Only the encode thread calls its methods.
 
     Args:
         encoders: By name; empty if `load` brings them.
