@@ -212,16 +212,6 @@ class OfflineEngine(rpc_client.SyncEngine, Protocol):
     engine: Any  # runs the stages, and knows the revision that they loaded
 
 
-class Prompts(Protocol):
-    """Builds one family's prompts."""
-
-    def prompt(
-        self, speaker: PreparedSpeaker, text: str, language: str, /
-    ) -> dict[str, Any]:
-        """Return a prompt for ``Omni.generate``, without a waveform."""
-        ...
-
-
 class OfflineSpeakers:
     """The voices of a batch job.
 
@@ -363,8 +353,8 @@ def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:
 
 def _prompts(
     family: Family, model: str, model_dir: Path, speakers: OfflineSpeakers
-) -> Prompts:
-    """Return the builder of a family's prompts.
+) -> Any:
+    """Return the builder of a family's prompts, as `Family.offline_part` says.
 
     Raises: ConfigError if the model clones no voices.
     """
@@ -374,5 +364,4 @@ def _prompts(
     if refusal is not None:
         raise errors.ConfigError(f"{model}: {refusal}")
     config = read_json(model_dir / "config.json")
-    prompts: Prompts = family.part("offline_part")(model, config, speakers.encoding)
-    return prompts
+    return family.part("offline_part")(model, config, speakers.encoding)

@@ -216,7 +216,7 @@ class Family:
             encoders of a checkpoint in its released layout, in float32 and in memory
             of their own, or a `CheckpointError`.
         encodes_on_cpu: Whether its encoders compute on the CPU on every machine.
-        offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
+        offline_part: Builds prompts for an ``Omni`` engine, see `OfflinePrompts`.
         tiny_part: ``write(directory, options, report)``: writes a tiny checkpoint into
             an empty directory, and reports each step as it begins. Equal options give
             byte-identical files. Its module imports torch.
