@@ -205,11 +205,15 @@ class OfflineEnsurer:
         return states, sum(answer.num_finished for answer in answers)
 
 
-class OfflineEngine(rpc_client.SyncEngine, Protocol):
+class OfflineEngine(Protocol):
     """``vllm_omni.entrypoints.omni.Omni`` with the ``collective_rpc`` of the plugin."""
 
     model: Any  # the checkpoint: a folder, or a Hugging Face id
     engine: Any  # runs the stages, and knows the revision that they loaded
+
+    def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on every worker of the stages: a list per replica."""
+        ...
 
 
 class OfflineSpeakers:

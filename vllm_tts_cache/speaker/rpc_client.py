@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -102,28 +102,6 @@ DECODER_STATS = Method(
 )
 
 
-class AsyncEngine(Protocol):
-    """The part of the host's ``AsyncOmni`` that we use.
-
-    Attributes:
-        errored: Whether the engine has ended, and its workers with it.
-    """
-
-    errored: bool
-
-    async def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on every worker of the stages: a list per replica."""
-        ...
-
-
-class SyncEngine(Protocol):
-    """The part of the host's ``Omni`` that we use; the plugin gives it the method."""
-
-    def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on every worker of the stages: a list per replica."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """A merged call that has not begun, and the requests that wait for its answers."""
@@ -133,9 +111,9 @@ class _Shared:
 
 
 class AsyncWorkers:
-    """The workers of a server's stages, called from an event loop."""
+    """The workers of the stages of an ``AsyncOmni``, called from an event loop."""
 
-    def __init__(self, engine: AsyncEngine):
+    def __init__(self, engine: Any):
         self._engine = engine
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(MAX_CALLS)
@@ -212,9 +190,9 @@ class AsyncWorkers:
 
 
 class SyncWorkers:
-    """The workers of a batch job's stages, called from the job's thread."""
+    """The workers of the stages of a batch job's ``Omni``, called from its thread."""
 
-    def __init__(self, engine: SyncEngine):
+    def __init__(self, engine: Any):
         self._engine = engine
 
     def call(self, method: Method[A], request: msgspec.Struct | None = None) -> list[A]:

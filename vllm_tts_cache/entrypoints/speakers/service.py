@@ -22,7 +22,7 @@ from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.registering import Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
-from vllm_tts_cache.speaker.rpc_client import STATS, AsyncEngine, AsyncWorkers
+from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.cache import Sized
 from vllm_tts_cache.store.opening import open_store
@@ -125,7 +125,7 @@ class SpeakerService:
     def __init__(
         self,
         settings: Settings,
-        engine: AsyncEngine | None,
+        engine: Any,
         model: ServedModel,
         *,
         speech: Any = None,
