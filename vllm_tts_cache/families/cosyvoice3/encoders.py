@@ -93,15 +93,6 @@ def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
     return OnnxNetwork(session)
 
 
-def file_bytes(path: Path) -> dict[str, Tensor]:
-    """Return the file's bytes as one tensor, for a fingerprint; they stay on the disk.
-
-    Raises: CheckpointError if it cannot be read.
-    """
-    _check_readable(path)
-    return {path.name: torch.from_numpy(_mapped(path))}
-
-
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     # Copy on write: torch needs writable memory, though nothing writes to it.
     return np.memmap(path, dtype=np.uint8, mode="c")
@@ -210,7 +201,7 @@ def _fingerprint(
     """Return the fingerprint of a network in a file, or of arithmetic without one."""
     weights: dict[str, Tensor] = {}
     if file is not None:
-        weights = file_bytes(file)
+        weights[file.name] = torch.from_numpy(_mapped(file))
         settings = settings | {
             "onnxruntime": VERSION,
             "provider": "CPUExecutionProvider",
