@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from vllm.inputs import tokens_input
 
@@ -15,6 +15,7 @@ from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 
 if TYPE_CHECKING:
+    from vllm_tts_cache.entrypoints.speakers.inline import Clip
     from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 # Keys of the host's additional_information: for the mode of a prompt of placeholders,
@@ -25,25 +26,8 @@ ROWS = "tts_cache_reference_rows"
 
 # A prompt as the host's engine takes it.
 Prompt = dict[str, Any]
-
-
-class Reference(Protocol):
-    """A clip of a request or of a batch job, by its content address."""
-
-    @property
-    def ref(self) -> SpeakerRef:
-        """The clip's content address."""
-        ...
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples at the clip's own rate."""
-        ...
-
-    @property
-    def sample_rate_hz(self) -> int:
-        """The clip's own sample rate."""
-        ...
+# A clip of a request or of a batch job, by its content address.
+Reference = Union["Clip", "PreparedSpeaker"]
 
 
 def engine_prompt(
