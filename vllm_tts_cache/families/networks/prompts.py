@@ -201,11 +201,12 @@ class OfflinePrompts:
         self._config = config
         self._encoding = encoding
 
-    def prompt(self, speaker: "PreparedSpeaker", text: str, _language: str) -> Prompt:
-        """Return the prompt that speaks ``text``; ``_language`` is not used.
+    def prompt(self, speaker: "PreparedSpeaker", text: str, language: str) -> Prompt:
+        """Return the prompt that speaks ``text``; ``language`` is not used.
 
         Raises: InvalidSpeakerError, EncodeError, StorageError, WorkerRPCError.
         """
+        del language
         self._builder.check_text("text", text)
         if speaker.ref_text is not None:
             self._builder.check_text("ref_text", speaker.ref_text)

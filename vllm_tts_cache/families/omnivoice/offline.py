@@ -1,16 +1,13 @@
 """Prompts for OmniVoice in an ``Omni`` engine: a text and a content address."""
 
-from vllm_tts_cache.families.networks.prompts import Prompt
+from vllm_tts_cache.families.networks.prompts import OfflinePrompts, Prompt
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class OmniVoicePrompts:
-    """Builds the prompts of one checkpoint."""
-
-    def __init__(self, _model: str, _config: object, _encoding: object):
-        pass  # the worker has the tokenizer, and makes the ids
+class OmniVoicePrompts(OfflinePrompts):
+    """Builds prompts of text: the worker has the tokenizer, and makes the ids."""
 
     def prompt(self, speaker: PreparedSpeaker, text: str, language: str) -> Prompt:
         """Return the prompt that speaks ``text``; ``Auto`` leaves the language open.

@@ -5,33 +5,26 @@ import json
 from functools import cached_property
 from typing import Any
 
-from vllm_tts_cache.families.networks.prompts import Prompt, engine_prompt
+from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class Qwen3TTSPrompts:
-    """Builds the prompts of one checkpoint.
+class Qwen3TTSPrompts(prompts.OfflinePrompts):
+    """Builds the prompts of one checkpoint."""
 
-    Args:
-        model: The checkpoint's folder, or Hugging Face id.
-        config: The checkpoint's ``config.json``.
-    """
-
-    def __init__(self, model: str, config: dict[str, Any], _encoding: object):
-        self._model = model
-        self._talker_config: dict[str, Any] = config["talker_config"]
-
-    def prompt(self, speaker: PreparedSpeaker, text: str, language: str) -> Prompt:
+    def prompt(
+        self, speaker: PreparedSpeaker, text: str, language: str
+    ) -> prompts.Prompt:
         """Return the prompt that speaks ``text``."""
         information = _information(speaker, text, language)
         num_tokens = self._num_tokens(information)
         # The ids are placeholders: without a salt all prompts would share a prefix.
         canonical = json.dumps(information, sort_keys=True)
         salt = hashlib.sha256(canonical.encode()).hexdigest()
-        return engine_prompt([1] * num_tokens, information, salt)
+        return prompts.engine_prompt([1] * num_tokens, information, salt)
 
     def _num_tokens(self, information: dict[str, list[Any]]) -> int:
         from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import (
@@ -41,12 +34,13 @@ class Qwen3TTSPrompts:
         estimate = (
             Qwen3TTSPromptEmbedsBuilder.estimate_prompt_len_from_additional_information
         )
+        talker_config = self._config["talker_config"]
         return estimate(
             additional_information=information,
             task_type="Base",
             tokenize_prompt=lambda text: self._tokenizer(text, padding=False).input_ids,
-            codec_language_id=self._talker_config.get("codec_language_id"),
-            spk_is_dialect=self._talker_config.get("spk_is_dialect"),
+            codec_language_id=talker_config.get("codec_language_id"),
+            spk_is_dialect=talker_config.get("spk_is_dialect"),
         )
 
     @cached_property
