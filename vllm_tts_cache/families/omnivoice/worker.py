@@ -12,7 +12,7 @@ from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import (
 )
 from vllm_omni.model_executor.models.omnivoice import omnivoice_generator
 
-from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.networks.prompts import checked_codes
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
 from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
@@ -114,13 +114,9 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         """
         ref = self._speaker(prompt)
         encoding = self._encodings(ref, FAMILY.encoders)[CODEC_ENCODER]
-        codes, known = encoding["codes"], self.config.num_audio_codebook
-        if codes.shape[1:] != (known,):
-            reason = f"its codes are {codes.shape}, and the model takes {known} a frame"
-            raise TTSCacheError(reason)
-        if codes.min() < 0 or codes.max() >= self.config.audio_mask_id:
-            # On a GPU an index out of range would end the process.
-            raise TTSCacheError("one of its codes is not in the model's vocabulary")
+        codes = encoding["codes"]
+        expected = len(codes), self.config.num_audio_codebook
+        codes = checked_codes(codes, expected, self.config.audio_mask_id)
         self._count_prompt()
         known_codes = KnownCodes(codes=on_device(codes.T, self.device, torch.long))
         # Without rate and name, by which the host would cache what it encodes.
