@@ -24,15 +24,8 @@ class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
     """
 
     tts_cache_family = FAMILY
+    bounds_instructions = True
     _is_warming_up = False
-
-    def validate(self, request: Any) -> str | None:
-        """Bound the instructions, then validate as the host, which does not."""
-        instructions = request.instructions or ""
-        limit = self.ctx.server._max_instructions_length
-        if len(instructions) > limit:
-            return f"instructions are too long (at most {limit} characters)"
-        return super().validate(request)
 
     async def warmup(self) -> None:
         """Load the tokenizer before the first request, then warm up as the host."""

@@ -8,7 +8,6 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.cosyvoice3 import CosyVoice3Adapter
 
 from vllm_tts_cache.entrypoints.serving import adapter
-from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
 from vllm_tts_cache.families.networks.adapter import PromptAdapter
@@ -20,15 +19,8 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
 
     tts_cache_family = FAMILY
     tts_cache_needs_voice = True
+    bounds_instructions = True
     _tokenizer: Any  # the host counts ids by it, and loads it at the first request
-
-    def validate(self, request: Any) -> str | None:
-        """Validate as all adapters do, and bound the instructions as the host does."""
-        limit = self.ctx.server._max_instructions_length
-        if (length := len(request.instructions or "")) > limit:
-            reason = f"they have {length} characters; give at most {limit}"
-            return str(InvalidSpeakerError("instructions", reason))
-        return super().validate(request)
 
     async def build(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool

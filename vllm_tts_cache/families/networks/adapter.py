@@ -10,6 +10,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 )
 
 from vllm_tts_cache.entrypoints.serving import adapter
+from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.networks.prompts import PromptBuilder
 from vllm_tts_cache.speaker.reference import FIELD
 
@@ -19,9 +20,11 @@ class PromptAdapter(adapter.TextCheckingAdapter):
 
     Attributes:
         prompt_builder: The builder's class, unless the family overrides `_builder`.
+        bounds_instructions: Whether they are bounded here; the host does not.
     """
 
     prompt_builder: ClassVar[type[PromptBuilder]]
+    bounds_instructions: ClassVar[bool] = False
 
     @cached_property
     def _builder(self) -> Any:
@@ -36,6 +39,14 @@ class PromptAdapter(adapter.TextCheckingAdapter):
         # Not with the host's processor, which on Higgs Audio v2 loads the audio
         # tokenizer too.
         return self.prompt_builder.of(resolve_stage_model_path(engine_client))
+
+    def validate(self, request: Any) -> str | None:
+        """Validate as all adapters do; bound instructions by the host's own setting."""
+        length = len(request.instructions or "") if self.bounds_instructions else 0
+        if length > (limit := self.ctx.server._max_instructions_length):
+            reason = f"they have {length} characters; give at most {limit}"
+            return str(InvalidSpeakerError("instructions", reason))
+        return super().validate(request)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
