@@ -70,5 +70,5 @@ def test_the_oldest_suspects_are_trusted_before_the_list_grows_without_end():
     suspects = SuspectPrefixes()
     for number in range(MAX_FAILED_REQUESTS + 1):
         suspects.add(str(number))
-    assert "0" not in suspects
-    assert "1" in suspects
+    assert suspects.rely_on("0", "request")
+    assert not suspects.rely_on("1", "request")

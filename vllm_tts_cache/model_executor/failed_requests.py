@@ -123,12 +123,9 @@ class SuspectPrefixes:
         self._prefixes = LRUCache[str, None](MAX_FAILED_REQUESTS)
         self._relied_on: defaultdict[str, list[str]] = defaultdict(list)
 
-    def __contains__(self, prefix: str) -> bool:
-        return prefix in self._prefixes
-
     def rely_on(self, prefix: str, request_id: str) -> bool:
         """Tell whether the request may use the prefix's KV; note it for this step."""
-        if prefix in self:
+        if prefix in self._prefixes:
             return False
         self._relied_on[prefix].append(request_id)
         return True
