@@ -32,7 +32,7 @@ def deleted(copies, clock):
 
 
 def write(copies, sha):
-    copies.place(copies.stage(b"voice"), sha, "audio")
+    copies.place(copies.stage(b"voice", sha, "audio"))
 
 
 def removed(deleted, copies, *shas):

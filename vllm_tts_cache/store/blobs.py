@@ -52,12 +52,10 @@ class BucketOwner:
             data=data, audio_sha256=audio_sha256, artifact=artifact, object_name=name
         )
 
-    def place(self, db: Connection, staged: Staged) -> str | None:
-        """Claim the object for its row, as `DirectoryOwner.place` does a file."""
-        name = staged.object_name
-        if name is None or not objects.claim(db, name):
+    def place(self, staged: Staged, db: Connection) -> None:
+        """Claim the object for its row. Raises: TakenAwayError: Stage it anew."""
+        if staged.object_name is None or not objects.claim(db, staged.object_name):
             raise TakenAwayError
-        return name
 
     def unstage(self, staged: Staged) -> None:
         """Keep a copy if a row has the object; else leave the object to `sweep`.

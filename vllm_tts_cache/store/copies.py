@@ -64,12 +64,11 @@ class Copies:
         """
         sha, artifact = file.audio_sha256, file.artifact
         try:
-            staged = self.directory.stage(data)
+            staged = self.directory.stage(data, sha, artifact)
             try:
-                self.directory.place(staged, sha, artifact)
+                self.directory.place(staged)
             finally:
-                with suppress(OSError):
-                    staged.unlink(missing_ok=True)
+                self.directory.unstage(staged)
             self._count(len(data))
         except StorageError as exc:
             self._log.warn_of("copies", "A copy was not kept: %s", exc)

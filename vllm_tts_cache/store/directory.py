@@ -49,6 +49,26 @@ SUFFIX = ".safetensors"
 _NUM_ATTEMPTS = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Bytes that are written and have no row yet.
+
+    Attributes:
+        path: The file in a directory; None in a bucket.
+        object_name: The object in a bucket; None in a directory.
+    """
+
+    data: bytes
+    audio_sha256: str
+    artifact: str
+    path: Path | None = None
+    object_name: str | None = None
+
+
+class TakenAwayError(Exception):
+    """The bytes were deleted, evicted or staged for too long; stage them anew."""
+
+
 class StoreDirectory:
     """The files under ``SPEAKER_SAMPLES_DIR``; safe in any thread.
 
@@ -104,27 +124,45 @@ class StoreDirectory:
         """Return the file's bytes, unverified; None if it is missing."""
         return read_whole(self.file_name(audio_sha256, artifact))
 
-    def stage(self, data: bytes) -> Path:
-        """Write a file to ``partial``; the caller has to `place` or unlink it.
+    def stage(self, data: bytes, audio_sha256: str, artifact: str) -> Staged:
+        """Write a file to ``partial``; the caller has to `place`, then `unstage` it.
 
         Raises: StorageFullError: No space is left; the partial file is removed.
         """
-        with storage_errors(self.partial):
+        try:
             with self._lock:
                 mine = self._presence
                 if mine is not None and not mine.path.exists():
                     mine.end()  # another program removed its directory
                 if mine is None or not mine.is_here:
                     mine = self._presence = Presence(self.partial)
-            return write_private(mine.path, data)
+            path = write_private(mine.path, data)
+        except OSError as exc:
+            raise storage_error(self.partial, exc) from exc
+        return Staged(
+            data=data, audio_sha256=audio_sha256, artifact=artifact, path=path
+        )
 
-    def place(self, staged: Path, audio_sha256: str, artifact: str) -> None:
+    def place(self, staged: Staged, _db: Connection | None = None) -> None:
         """Move a staged file to its name, durably; replaces a file there."""
-        name = Path(self.file_name(audio_sha256, artifact))
-        with storage_errors(name):
+        if staged.path is None:
+            raise StorageError("staged in a bucket, placed in a directory")
+        name = Path(self.file_name(staged.audio_sha256, staged.artifact))
+        try:
             make_directory(name.parent)
-            staged.replace(name)
+            staged.path.replace(name)
             sync_directory(name.parent)
+        except OSError as exc:
+            raise storage_error(name, exc) from exc
+
+    def unstage(self, staged: Staged) -> None:
+        """Remove a staged file unless it was placed; raises nothing.
+
+        If that fails, `sweep_partials` removes it once this process has ended.
+        """
+        if staged.path is not None:
+            with suppress(OSError):
+                staged.path.unlink(missing_ok=True)
 
     def remove(self, audio_sha256: str, artifacts: Collection[str]) -> None:
         """Unlink files of an audio, and its directory when it is empty."""
@@ -289,60 +327,19 @@ class DirectoryReader:
     read_here = read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """Bytes that are written and have no row yet.
+class DirectoryOwner:
+    """Stores and removes the files of a directory.
 
     Attributes:
-        path: The file in a directory; None in a bucket.
-        object_name: The object in a bucket; None in a directory.
+        stage: Writes bytes without a row.
+        place: Gives staged bytes their name, for a row that the caller writes next.
+        unstage: Called for all that was staged, in the end.
     """
-
-    data: bytes
-    audio_sha256: str
-    artifact: str
-    path: Path | None = None
-    object_name: str | None = None
-
-
-class TakenAwayError(Exception):
-    """The bytes were deleted, evicted or staged for too long; stage them anew."""
-
-
-class DirectoryOwner:
-    """Stores and removes the files of a directory."""
 
     def __init__(self, directory: StoreDirectory):
         self.files = directory
-
-    def stage(self, data: bytes, audio_sha256: str, artifact: str) -> Staged:
-        """Write bytes without a row; the caller has to `place`, then `unstage` them."""
-        path = self.files.stage(data)
-        return Staged(
-            data=data, audio_sha256=audio_sha256, artifact=artifact, path=path
-        )
-
-    def place(self, db: Connection, staged: Staged) -> str | None:
-        """Move staged bytes to their name, for a row that the caller writes next.
-
-        Returns the name of the object for the row, None for a file.
-
-        Raises: TakenAwayError: By `BucketOwner` only; the caller stages them anew.
-        """
-        del db
-        if staged.path is None:
-            raise StorageError("staged in a bucket, placed in a directory")
-        self.files.place(staged.path, staged.audio_sha256, staged.artifact)
-        return None
-
-    def unstage(self, staged: Staged) -> None:
-        """Remove staged bytes that were not placed; raises nothing.
-
-        If that fails, `sweep_partials` removes them once this process has ended.
-        """
-        if staged.path is not None:
-            with suppress(OSError):
-                staged.path.unlink(missing_ok=True)
+        self.stage, self.unstage = directory.stage, directory.unstage
+        self.place = directory.place
 
     def remove(
         self, db: Connection, audio_sha256: str, artifacts: Collection[str]

@@ -320,8 +320,9 @@ class Writer:
             artifact=staged.artifact,
             segment=segment,
             num_bytes=len(staged.data),
-            object_name=self._blobs.place(db, staged),
+            object_name=staged.object_name,
         )
+        self._blobs.place(staged, db)
         return stored_files.put(db, file, replaced)
 
     def _make_room(self, segment: Segment, sha: str, artifact: str) -> None:

@@ -280,12 +280,12 @@ def test_on_a_full_disk_what_frees_space_has_the_ballast(store, monkeypatch):
 
 def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
     before = everything(store)
-    staging = store.files.stage(b"")
-    staging.unlink()
+    staged = store.files.stage(b"", address(0), "audio")
+    store.files.unstage(staged)
     with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(errors.StorageFullError):
-        store.files.stage(b"x" * 1000)
+        store.files.stage(b"x" * 1000, address(0), "audio")
     assert everything(store) == before
-    assert list(staging.parent.iterdir()) == []
+    assert list(staged.path.parent.iterdir()) == []
 
 
 def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeypatch):

@@ -316,7 +316,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
 ):
     for n, name in enumerate("abc"):
         write(name, 1000 + n)
-    place, placed = store.files.place, []
+    place, placed = store.blobs.place, []
 
     def full_after_one(*args):
         if placed:
@@ -325,7 +325,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
         place(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.files, "place", full_after_one)
+        patched.setattr(store.blobs, "place", full_after_one)
         with pytest.raises(StorageFullError):
             take_over()
     assert store.names(Page(limit=9)) == ["a"]

@@ -141,12 +141,11 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
     directory = other.copies.directory
     place = directory.place
 
-    def slowly(staged, sha, kind):
+    def slowly(staged):
         delete(one, "Ann")
-        other.copies.delete_unstored(
-            sha
-        )  # as its participant, before the copy is there
-        place(staged, sha, kind)
+        # As its participant, before the copy is there.
+        other.copies.delete_unstored(staged.audio_sha256)
+        place(staged)
 
     monkeypatch.setattr(directory, "place", slowly)
     assert other.read(key(0)) is not None  # it was there when it was asked for

@@ -102,7 +102,7 @@ def test_what_is_in_the_trash_is_shown_and_removed(store):
 @pytest.mark.every_backend
 def test_what_a_dead_process_was_writing_is_shown_and_removed(store):
     if (child := os.fork()) == 0:
-        store.files.stage(b"half a voice")
+        store.files.stage(b"half a voice", address(0), "audio")
         os._exit(0)
     os.waitpid(child, 0)
     assert len(store.verify()) == 1
@@ -112,11 +112,11 @@ def test_what_a_dead_process_was_writing_is_shown_and_removed(store):
 @pytest.mark.every_backend
 def test_what_a_living_process_is_writing_is_neither(store, open_here):
     other = open_here()
-    staged = other.files.stage(b"half a voice")
+    staged = other.files.stage(b"half a voice", address(0), "audio")
     assert store.verify() == []
     assert store.recover() == []
-    assert staged.exists()
-    staged.unlink()
+    assert staged.path.exists()
+    other.files.unstage(staged)
 
 
 @pytest.mark.every_backend
