@@ -107,7 +107,7 @@ class Rig:
         key, running = make_key(name), self.queue._running
         if running is not None and running.key == key:
             return self.queue._encoding_report(running)
-        if self.queue._line.get(key) is not None:
+        if key in self.queue._line.jobs:
             return Report(QUEUED)
         return Report(*self.work.failed.get(name, (UNKNOWN,)))
 

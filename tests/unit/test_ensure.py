@@ -218,7 +218,7 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     await soon(lambda: rig.speakers.stats().waiting["inline"] == 1)
     registered = asyncio.create_task(rig.ensurer.ensure(needs[150]))
     [key] = await rig.ensurer.keys(needs[150])
-    line = rig.speakers._queue._line
+    line = rig.speakers._queue._line.jobs
     await soon(lambda: (job := line.get(key)) and job.is_urgent)
     order = order_of(rig.encoders[0])
     rig.encoders[0].gate.set()
@@ -714,7 +714,7 @@ async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 11)
     waits.append(asyncio.create_task(rig.ensurer.ensure(needs[-1], tenant="acme")))
     [key] = await rig.ensurer.keys(needs[-1])
-    line = rig.speakers._queue._line
+    line = rig.speakers._queue._line.jobs
     await soon(lambda: len(line.get(key).flows) == 2)
     rig.encoders[0].gate.set()
     await asyncio.gather(*waits)

@@ -93,11 +93,14 @@ class WaitingLine:
 
     Args:
         max_inline: Inline jobs that may wait at a time.
+
+    Attributes:
+        jobs: Those that wait, by key; changed by this class only.
     """
 
     def __init__(self, max_inline: int):
         self._max_inline = max_inline
-        self._jobs: dict[EncodingKey, EncodeJob] = {}
+        self.jobs: dict[EncodingKey, EncodeJob] = {}
         self._of_audio = defaultdict[str, set[EncodingKey]](set)
         self._inline = set[EncodingKey]()
         self._aside: dict[EncodingKey, EncodeJob] = {}
@@ -111,16 +114,12 @@ class WaitingLine:
     def num_waiting(self) -> dict[Segment, int]:
         """Return how many jobs wait, by segment."""
         num_inline = len(self._inline)
-        num_registered = len(self._jobs) - num_inline
+        num_registered = len(self.jobs) - num_inline
         return {Segment.REGISTERED: num_registered, Segment.INLINE: num_inline}
-
-    def get(self, key: EncodingKey) -> EncodeJob | None:
-        """Return the key's job, if it waits."""
-        return self._jobs.get(key)
 
     def of_audio(self, audio_sha256: str) -> list[EncodeJob]:
         """Return the jobs of an audio that wait."""
-        return [self._jobs[key] for key in self._of_audio.get(audio_sha256, ())]
+        return [self.jobs[key] for key in self._of_audio.get(audio_sha256, ())]
 
     def audios(self) -> set[str]:
         """Return the audios of all jobs that wait; takes longer with more of them."""
@@ -131,23 +130,31 @@ class WaitingLine:
 
         Returns: The job that waits; None if as many inline jobs wait as may.
         """
-        if (waiting := self._jobs.get(job.key)) is None:
-            is_inline = job.segment is Segment.INLINE
-            if is_inline and len(self._inline) >= self._max_inline:
+        key, is_aside = job.key, job.key in self._aside
+        if (waiting := self.jobs.get(key)) is None:
+            is_bounded = job.segment is Segment.INLINE and not is_aside
+            if is_bounded and len(self._inline) >= self._max_inline:
                 return None
             waiting = job
         else:
-            is_aside = job.key in self._aside
             if job.is_urgent and not waiting.is_urgent and not is_aside:
-                self.remove(waiting)  # `_put` adds it to the urgent lane
+                self.remove(waiting)  # below it is added to the urgent lane
             waiting.join(job)
-        self._put(waiting)
+        self.jobs[key] = waiting
+        self._of_audio[key.audio_sha256].add(key)
+        if waiting.segment is Segment.INLINE:
+            self._inline.add(key)
+        else:
+            self._inline.discard(key)
+        if not is_aside:
+            for flow in waiting.flows:
+                self._lanes[waiting.is_urgent].setdefault(flow, {})[key] = waiting
         return waiting
 
     def put_aside(self, job: EncodeJob) -> None:
         """Have a job that was popped wait until its ``not_before``."""
         self._aside[job.key] = job
-        self._put(job)
+        self.add(job)
 
     def pop(self, now: float, *, only_urgent: bool = False) -> EncodeJob | float | None:
         """Take the next job that may begin.
@@ -182,7 +189,7 @@ class WaitingLine:
     def remove(self, job: EncodeJob) -> None:
         """Remove a job that waits."""
         key, of_audio = job.key, self._of_audio[job.key.audio_sha256]
-        del self._jobs[key]
+        del self.jobs[key]
         of_audio.remove(key)
         if not of_audio:
             del self._of_audio[key.audio_sha256]
@@ -193,18 +200,6 @@ class WaitingLine:
                 del lane[flow][key]
                 if not lane[flow]:
                     del lane[flow]
-
-    def _put(self, job: EncodeJob) -> None:
-        """Add a job; unless aside, at the end of each of its flows where it is new."""
-        self._jobs[job.key] = job
-        self._of_audio[job.key.audio_sha256].add(job.key)
-        if job.segment is Segment.INLINE:
-            self._inline.add(job.key)
-        else:
-            self._inline.discard(job.key)
-        if job.key not in self._aside:
-            for flow in job.flows:
-                self._lanes[job.is_urgent].setdefault(flow, {})[job.key] = job
 
 
 @dataclass(frozen=True, slots=True)

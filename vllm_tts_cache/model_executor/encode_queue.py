@@ -330,10 +330,11 @@ class EncodeQueue:
                 if self._pause_reason is not None:
                     self._changed.wait()
                     continue
-                now = self._clock()
-                self._drop_expired(now)
+                now, found = self._clock(), None
                 is_resting = now < self._rests_until
-                found = self._line.pop(now, only_urgent=is_resting)
+                if self._line.jobs:
+                    self._drop_expired(now)
+                    found = self._line.pop(now, only_urgent=is_resting)
                 if isinstance(found, EncodeJob):
                     found.began_at = now
                     self._running = found
@@ -379,7 +380,7 @@ class EncodeQueue:
         job.began_at = None
         job.not_before = now + self._turns.look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
-        if (waiting := self._line.get(job.key)) is not None:  # forced meanwhile
+        if (waiting := self._line.jobs.get(job.key)) is not None:  # forced meanwhile
             self._line.remove(waiting)
             for client_id, number in waiting.wanted_by:
                 self._clients[client_id].jobs[number] = job

@@ -135,7 +135,7 @@ class KeyTurns:
         byte = number % (1 << _KEY_BITS)
         with self._lock:
             # Threads share the open file, and with it the lock.
-            is_mine = byte not in self._taken and self._set(fcntl.F_WRLCK, byte)
+            is_mine = byte not in self._taken and self._take(byte)
             if is_mine:
                 self._taken.add(byte)
         try:
@@ -144,7 +144,9 @@ class KeyTurns:
             with self._lock:
                 if is_mine and byte in self._taken:  # `close` has released it, too
                     self._taken.remove(byte)
-                    self._set(fcntl.F_UNLCK, byte)
+                    with suppress(OSError, ValueError):  # it could not be opened
+                        released = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
+                        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, released)
 
     def close(self) -> None:
         """Release every turn."""
@@ -154,8 +156,8 @@ class KeyTurns:
             self._handle = -1
             self._taken.clear()
 
-    def _set(self, kind: int, byte: int) -> bool:
-        wanted = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+    def _take(self, byte: int) -> bool:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
             if self._handle < 0:
                 files.make_directory(self._path.parent)
