@@ -14,7 +14,6 @@ would not fail. It would take memory that was promised to others.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from vllm.model_executor.models import ModelRegistry
@@ -137,38 +136,40 @@ def _model(worker: Any) -> Any:
     return getattr(runner, "model", getattr(runner, "pipeline", None))
 
 
-def _answering(side_name: str) -> Callable[..., Method]:
-    """Make a worker's method of a function of ``(side, rank, *bytes)``.
+def _method(
+    name: str, side_name: str, answer: Callable[..., Any], kind: Any = None
+) -> Method:
+    """Make a worker's method of a function of ``(side, call, rank)``.
 
     Args:
+        name: The method's.
         side_name: The attribute of a model with speakers, or with a decoder's states.
+        answer: Returns the struct to answer with.
+        kind: Of the struct that is its ``call``; None if it takes none.
     """
 
-    def decorate(answer: Callable[..., Any]) -> Method:
-        @wraps(answer)
-        def method(self: Any, *call: bytes) -> bytes:
-            model = _model(self)
-            if (side := getattr(model, side_name, None)) is None:
-                reason = getattr(model, "tts_cache_refusal", None)
-                reason = reason or f"{type(model).__name__} clones no voices"
-                return wire.encode(wire.Unsupported(reason=reason))
-            side.num_calls[answer.__name__] += 1
-            try:
-                return wire.encode(answer(side, int(self.rank), *call))
-            except Exception as exc:  # noqa: BLE001
-                return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
+    def method(self: Any, *data: bytes) -> bytes:
+        model = _model(self)
+        if (side := getattr(model, side_name, None)) is None:
+            reason = getattr(model, "tts_cache_refusal", None)
+            reason = reason or f"{type(model).__name__} clones no voices"
+            return wire.encode(wire.Unsupported(reason=reason))
+        side.num_calls[name] += 1
+        try:
+            call = [wire.decode(kind, each) for each in data]
+            return wire.encode(answer(side, *call, int(self.rank)))
+        except Exception as exc:  # noqa: BLE001
+            return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
 
-        return method
-
-    return decorate
+    method.__name__ = name
+    return method
 
 
-@_answering(SPEAKERS)
-def tts_cache_describe(
-    speakers: WorkerEncodings, rank: int, call: bytes
+def _describe(
+    speakers: WorkerEncodings, call: wire.DescribeCall, rank: int
 ) -> wire.Described:
-    """Take the secret of a `DescribeCall`; return the encoders and the store."""
-    speakers.accept(wire.decode(wire.DescribeCall, call).secret)
+    """Take the secret; return the encoders and the store."""
+    speakers.accept(call.secret)
     return wire.Described(
         rank=rank,
         fingerprints=speakers.fingerprints,
@@ -177,46 +178,32 @@ def tts_cache_describe(
     )
 
 
-@_answering(SPEAKERS)
-def tts_cache_want(
-    speakers: WorkerEncodings, rank: int, call: bytes
-) -> wire.WantAnswer:
-    """Queue a client's new `Want`s, withdraw others, and report which have ended."""
-    return speakers.want(wire.decode(wire.WantCall, call), rank)
-
-
-@_answering(SPEAKERS)
-def tts_cache_encoding(
-    speakers: WorkerEncodings, _rank: int, call: bytes
+def _encoding(
+    speakers: WorkerEncodings, call: wire.EncodingCall, _rank: int
 ) -> wire.EncodingAnswer:
-    """Return the encoding that an `EncodingCall` names, in its stored form.
+    """Return an encoding in its stored form.
 
     For an API process that cannot read it from the disk.
     """
-    want = wire.decode(wire.EncodingCall, call)
-    stored = speakers.stored_encoding(want.audio_sha256, want.fingerprint)
+    stored = speakers.stored_encoding(call.audio_sha256, call.fingerprint)
     return wire.EncodingAnswer(encoding=stored)
 
 
-@_answering(SPEAKERS)
-def tts_cache_delete(
-    speakers: WorkerEncodings, _rank: int, call: bytes
+def _delete(
+    side: WorkerEncodings | DecoderStates, call: wire.DeleteCall, _rank: int
 ) -> wire.Deleted:
-    """Delete the audios of a `DeleteCall` from memory, queue and copies on disk."""
-    return _deleted(speakers, call)
+    """Delete audios from memory, queue and copies on disk, or a decoder's states."""
+    return side.delete_all() if call.everything else side.delete(call.audio_sha256s)
 
 
-@_answering(SPEAKERS)
-def tts_cache_failed(
-    speakers: WorkerEncodings, _rank: int, call: bytes
+def _failed(
+    speakers: WorkerEncodings, call: wire.FailedCall, _rank: int
 ) -> wire.FailedPrompts:
-    """Return why prompts were missing, for the requests of a `FailedCall`."""
-    ids = wire.decode(wire.FailedCall, call).request_ids
-    return wire.FailedPrompts(causes=speakers.failed(ids))
+    """Return why prompts were missing."""
+    return wire.FailedPrompts(causes=speakers.failed(call.request_ids))
 
 
-@_answering(SPEAKERS)
-def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
+def _stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     """Return counters and sizes, without reading the disk."""
     return wire.WorkerStats(
         rank=rank,
@@ -226,31 +213,15 @@ def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     )
 
 
-@_answering(STATES)
-def tts_cache_delete_states(
-    states: DecoderStates, _rank: int, call: bytes
-) -> wire.Deleted:
-    """Delete a decoder's states of the audios of a `DeleteCall`."""
-    return _deleted(states, call)
-
-
-@_answering(STATES)
-def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
-    """Return a decoder's counters and sizes."""
-    return states.stats(rank)
-
-
-def _deleted(side: WorkerEncodings | DecoderStates, call: bytes) -> wire.Deleted:
-    deletion = wire.decode(wire.DeleteCall, call)
-    if deletion.everything:
-        return side.delete_all()
-    return side.delete(deletion.audio_sha256s)
-
-
 METHODS = (
-    *(tts_cache_describe, tts_cache_want, tts_cache_encoding, tts_cache_delete),
-    *(tts_cache_failed, tts_cache_stats),
-    *(tts_cache_delete_states, tts_cache_decoder_stats),
+    _method("tts_cache_describe", SPEAKERS, _describe, wire.DescribeCall),
+    _method("tts_cache_want", SPEAKERS, WorkerEncodings.want, wire.WantCall),
+    _method("tts_cache_encoding", SPEAKERS, _encoding, wire.EncodingCall),
+    _method("tts_cache_delete", SPEAKERS, _delete, wire.DeleteCall),
+    _method("tts_cache_failed", SPEAKERS, _failed, wire.FailedCall),
+    _method("tts_cache_stats", SPEAKERS, _stats),
+    _method("tts_cache_delete_states", STATES, _delete, wire.DeleteCall),
+    _method("tts_cache_decoder_stats", STATES, DecoderStates.stats),
 )
 
 

@@ -164,8 +164,6 @@ class AsyncWorkers:
             del self._shared[method.name]  # a later request needs a later call
             self._began_at[method.name] = time.monotonic()
             request = method.merge(requests)
-        # The call keeps its turn to its end, even if its caller leaves: a thread of the
-        # host goes on waiting for the worker.
         answering = self._engine.collective_rpc(
             method.name,
             timeout=TIMEOUT_SECONDS,
@@ -176,16 +174,19 @@ class AsyncWorkers:
 
         def ended(asked: "asyncio.Future[list[Any]]") -> None:
             turn.release()
-            if not asked.cancelled():
-                asked.exception()  # all callers may have been cancelled
+            _retrieve(asked)
 
-        asked.add_done_callback(ended)
         try:
             results = await asyncio.shield(asked)
         except (TimeoutError, futures.TimeoutError) as exc:
             raise WorkerBusyError(f"{method.name}: {str(exc) or repr(exc)}") from exc
         except RuntimeError as exc:
             raise _unreachable(method, exc) from exc
+        finally:
+            if asked.done():
+                turn.release()
+            else:  # The caller leaves; a thread of the host goes on waiting.
+                asked.add_done_callback(ended)
         return checked_answers(method, results)
 
 
@@ -283,7 +284,7 @@ def refuse_elsewhere(answers: Sequence[wire.Described], store_id: StoreId) -> No
             )
 
 
-def _retrieve(task: "asyncio.Task[Any]") -> None:
+def _retrieve(task: "asyncio.Future[Any]") -> None:
     if not task.cancelled():
         task.exception()  # all callers may have been cancelled
 
