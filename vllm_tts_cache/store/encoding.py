@@ -109,6 +109,8 @@ _DTYPES = {
 _SIZE_BYTES = 8  # a safetensors file starts with its header's length
 # The checksum comes first, so that it is found before anything is parsed.
 _START = b'{"__metadata__":{"xxh3_128":"'
+# Then comes the key.
+_IDENTITY = '","audio_sha256":"{}","encoder_fingerprint":"{}"'
 _DIGITS = slice(_SIZE_BYTES + len(_START), _SIZE_BYTES + len(_START) + 32)
 _ORIGIN = tuple(field.name for field in fields(ComputedOn))
 
@@ -128,7 +130,8 @@ def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
     end = _SIZE_BYTES + int.from_bytes(blob[:_SIZE_BYTES], "little")
     # safetensors writes metadata in the order of a hash map seeded per process, so
     # ours is put in front of the header that it wrote without metadata.
-    header = _START + b"0" * 32 + _identity(key)
+    identity = _IDENTITY.format(key.audio_sha256, key.encoder_fingerprint)
+    header = _START + b"0" * 32 + identity.encode()
     if encoding.origin is not None:
         origin = json.dumps(asdict(encoding.origin), separators=(",", ":"))
         header += f",{origin[1:-1]}".encode()
@@ -151,7 +154,7 @@ def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
         raise EncodingCorruptError(key.digest, "not an encoding")
     if blob[_DIGITS] != _checksum(blob):
         raise EncodingCorruptError(key.digest, "checksum mismatch")
-    identity = _identity(key)
+    identity = _IDENTITY.format(key.audio_sha256, key.encoder_fingerprint).encode()
     if not blob.startswith(identity, _DIGITS.stop):
         raise EncodingCorruptError(key.digest, "stored under another key")
     end = _SIZE_BYTES + int.from_bytes(blob[:_SIZE_BYTES], "little")
@@ -171,14 +174,6 @@ def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
         return Encoding(arrays, ComputedOn(**origin) if origin else None)
     except (KeyError, TypeError, ValueError) as exc:
         raise EncodingCorruptError(key.digest, f"not an encoding: {exc}") from exc
-
-
-def _identity(key: EncodingKey) -> bytes:
-    """Return the key as the header has it after the checksum."""
-    return (
-        f'","audio_sha256":"{key.audio_sha256}",'
-        f'"encoder_fingerprint":"{key.encoder_fingerprint}"'
-    ).encode()
 
 
 def _checksum(blob: bytes | bytearray) -> bytes:
