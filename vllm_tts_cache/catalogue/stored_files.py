@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from typing import Any
 
 from sqlalchemy import (
@@ -10,6 +11,7 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     bindparam,
+    case,
     cast,
     exists,
     func,
@@ -64,26 +66,35 @@ _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
     stored_file.c.artifact == bindparam("of_artifact")
 )
 _ROWS = select(*(stored_file.c[field.name] for field in fields(StoredFile)))
-_IN_SEGMENT = (stored_file.c.segment == bindparam("of_segment")) & (
-    stored_file.c.is_audio == bindparam("of_audio")
-)
 _IS_SUM = (usage.c.segment == bindparam("of_segment")) & (
     usage.c.is_audio == bindparam("of_audio")
 )
+# A time after every use before, even if the clock was set back.
+_OTHER = stored_file.alias()
+_AFTER_NEWEST = (
+    select(func.coalesce(func.max(_OTHER.c.used_at), 0) + 1)
+    .where(
+        _OTHER.c.segment == bindparam("of_segment"),
+        _OTHER.c.is_audio == bindparam("of_audio"),
+    )
+    .scalar_subquery()
+)
+_NOW_USED = bindparam("now_used", type_=BigInteger)
+_NEXT_USE = case((_AFTER_NEWEST > _NOW_USED, _AFTER_NEWEST), else_=_NOW_USED)
 # What each registration runs is built once: SQLAlchemy takes longer to build one
 # of these statements than SQLite takes to run it.
 _FIND = _ROWS.where(_IS_ROW)
 _OF_AUDIO = _ROWS.where(stored_file.c.audio_sha256 == bindparam("of_sha")).order_by(
     stored_file.c.id
 )
-_INSERT, _DELETE = stored_file.insert(), stored_file.delete().where(_IS_ROW)
+_INSERT = stored_file.insert().values(used_at=_NEXT_USE)
+_DELETE = stored_file.delete().where(_IS_ROW)
 _DELETE_FAILURES = failed_encode.delete().where(
     failed_encode.c.audio_sha256 == bindparam("of_sha")
 )
 _DELETE_FAILURE = _DELETE_FAILURES.where(
     failed_encode.c.artifact == bindparam("of_artifact")
 )
-_NEWEST_USE = select(func.max(stored_file.c.used_at)).where(_IN_SEGMENT)
 _USED = select(usage.c.num_files, usage.c.num_bytes).where(_IS_SUM)
 _ADD = (
     usage.update()
@@ -166,11 +177,11 @@ def put(db: Connection, file: StoredFile, replaced: StoredFile | None) -> int:
     if replaced is not None:
         _remove(db, replaced)
     is_audio = int(file.artifact == AUDIO)
-    used_at = _next_use(db, file.segment, is_audio)
+    where = {"of_segment": file.segment.value, "of_audio": is_audio}
     row = asdict(file) | {"segment": file.segment.value, "is_audio": is_audio}
     row["is_suspect"] = int(file.is_suspect)
-    times = {"used_at": used_at, "created_at": time.time()}
-    db.execute(_INSERT, row | times)
+    times = {"now_used": time.time_ns() // 1000, "created_at": time.time()}
+    db.execute(_INSERT, where | row | times)
     if not is_audio:
         where = {"of_sha": file.audio_sha256, "of_artifact": file.artifact}
         db.execute(_DELETE_FAILURE, where)
@@ -246,8 +257,14 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
         if file.segment is segment:
             continue
         is_audio = int(file.artifact == AUDIO)
-        where = {"of_sha": audio_sha256, "of_artifact": file.artifact}
-        values = {"segment": segment.value, "used_at": _next_use(db, segment, is_audio)}
+        where = {
+            "of_sha": audio_sha256,
+            "of_artifact": file.artifact,
+            "of_segment": segment.value,
+            "of_audio": is_audio,
+            "now_used": time.time_ns() // 1000,
+        }
+        values = {"segment": segment.value, "used_at": _NEXT_USE}
         db.execute(stored_file.update().where(_IS_ROW).values(**values), where)
         _count(db, file.segment, is_audio, -1, -file.num_bytes)
         _count(db, segment, is_audio, 1, file.num_bytes)
@@ -255,19 +272,22 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
 
 def touch(db: Connection, audio_sha256s: Iterable[str]) -> None:
     """Set the last use of these audios and their encodings to now."""
-    now = {
-        (segment, is_audio): _next_use(db, segment, is_audio)
-        for segment in Segment
-        for is_audio in (0, 1)
-    }
+    now_used = time.time_ns() // 1000
     for some in slices(sorted(set(audio_sha256s))):
-        for (segment, is_audio), used_at in now.items():
+        for segment, is_audio in product(Segment, (0, 1)):
             where = (
                 stored_file.c.audio_sha256.in_(some),
-                stored_file.c.segment == segment.value,
-                stored_file.c.is_audio == is_audio,
+                stored_file.c.segment == bindparam("of_segment"),
+                stored_file.c.is_audio == bindparam("of_audio"),
             )
-            db.execute(stored_file.update().where(*where).values(used_at=used_at))
+            db.execute(
+                stored_file.update().where(*where).values(used_at=_NEXT_USE),
+                {
+                    "of_segment": segment.value,
+                    "of_audio": is_audio,
+                    "now_used": now_used,
+                },
+            )
 
 
 def used(db: Connection, segment: Segment, *, is_audio: bool) -> Usage:
@@ -345,13 +365,6 @@ def _count(
     }
     db.execute(usage.insert(), row)
     return num_bytes
-
-
-def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
-    """Return a time after every use before, even if the clock was set back."""
-    where = {"of_segment": segment.value, "of_audio": is_audio}
-    newest = db.execute(_NEWEST_USE, where).scalar() or 0
-    return max(time.time_ns() // 1000, newest + 1)
 
 
 def _file(row: RowMapping) -> StoredFile:
