@@ -622,7 +622,7 @@ async def steps_of_a_turn(rig, num_waiting):
     try:
         await pending._look()
         await pending._ask_and_look()
-        pending._expire()
+        pending._expire(pending._num_finished)
     finally:
         sys.settrace(before)
     return num_steps

@@ -334,69 +334,68 @@ class PendingEncodings:
         if quiet_seconds < wait_seconds:
             await self._look()
             return
-        asking = asyncio.create_task(self._ask())
+        # Until an answer comes, no replica counts as one that knows our wants.
+        num_replicas, self._num_replicas = self._num_replicas, 0
+        batch, call = self._next_call()
+        began_at = time.monotonic()
+        asking = asyncio.ensure_future(self._workers.call(WANT, call))
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
                 await self._look()
-            await self._look()  # also where no worker can be asked
         finally:
+            # The end, and not the start: the host's other calls wait behind this one.
+            self._asked_at = time.monotonic()
+            self._answer_seconds = self._asked_at - began_at
             # The next call needs its end, and asyncio would log its error.
             if not asking.done():
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
             elif not asking.cancelled():
                 asking.exception()
-        await asking
+        try:
+            self._read_answers(batch, call, asking.result(), num_replicas)
+        except WorkerBusyError:
+            self._expire(self._num_finished)  # callers have timeouts of their own
+        finally:
+            await self._look()  # also where no worker can be asked
         self._outage_since = None
 
-    async def _ask(self) -> None:
-        """Send the workers new wants, and read which wants have ended.
+    def _next_call(self) -> tuple[list[Pending], WantCall]:
+        """Return what the workers are told next, and whose wants are new in it.
 
         Wants are sent again if no answer comes: they may not have arrived.
-
-        Raises: WorkerRPCError.
         """
-        unsent = [(pending, pending.want) for pending in self._unsent.values()]
+        unsent = self._unsent.values()
         # Urgent wants are sent first.
-        batch = [each for each in unsent if each[1].urgent]
-        batch = (batch + [each for each in unsent if not each[1].urgent])[:MAX_NEW]
+        batch = [each for each in unsent if each.want.urgent]
+        batch = (batch + [each for each in unsent if not each.want.urgent])[:MAX_NEW]
         withdrawn = list(islice(self._withdrawn, MAX_WITHDRAWN))
         # The next answer may take as long, and the lease is to last until then.
         lease_seconds = LEASE_SECONDS + 3 * self._answer_seconds
-        new = [want for _, want in batch]
-        for pending, _ in batch:
+        for pending in batch:
             pending.was_sent = True
-        call = WantCall(self._client_id, new, withdrawn, lease_seconds)
         self._num_stored_since = 0
-        num_replicas, self._num_replicas = self._num_replicas, 0
-        began_at = time.monotonic()
-        try:
-            answers = await self._workers.call(WANT, call)
-        except WorkerBusyError:
-            self._expire()  # callers have timeouts of their own
-            return
-        finally:
-            # The end, and not the start: the host's other calls wait behind this one.
-            self._asked_at = time.monotonic()
-            self._answer_seconds = self._asked_at - began_at
+        new = [pending.want for pending in batch]
+        return batch, WantCall(self._client_id, new, withdrawn, lease_seconds)
+
+    def _read_answers(
+        self,
+        batch: Sequence[Pending],
+        call: WantCall,
+        answers: Sequence[WantAnswer],
+        num_replicas: int,
+    ) -> None:
+        """Read which wants have ended; ``num_replicas`` answered the call before."""
         answers = [answer for answer in answers if answer.rank == 0]
-        for number in withdrawn:
+        for number in call.withdrawn:
             self._withdrawn.pop(number)
         self._num_replicas = len(answers)
         if num_replicas != len(answers) or not all(a.knew_client for a in answers):
             # The lease ran out, a worker is new, or an answer was lost that said so.
             self._unsent |= self._by_id
-        for pending, want in batch:
+        for pending, want in zip(batch, call.new, strict=True):
             if pending.want == want:
                 self._unsent.pop(want.id, None)
-        self._read_answers(answers)
-        self._expire()
-
-    def _read_answers(self, answers: Sequence[WantAnswer]) -> None:
-        num_finished = sum(answer.num_finished for answer in answers)
-        if num_finished != self._num_finished:
-            self._num_finished = num_finished
-            self._progress_at = time.monotonic()
         self._encoding = []
         reports = defaultdict[int, list[WantReport]](list)
         for answer in answers:
@@ -407,6 +406,7 @@ class PendingEncodings:
                 self._read_reports(pending, of_replicas, len(answers))
             else:
                 self._withdrawn[number] = None
+        self._expire(sum(answer.num_finished for answer in answers))
 
     def _read_reports(
         self, pending: Pending, reports: Sequence[WantReport], num_replicas: int
@@ -427,7 +427,10 @@ class PendingEncodings:
             pending.since = time.monotonic() - encoding.encoding_seconds
             self._encoding.append(pending)
 
-    def _expire(self) -> None:
+    def _expire(self, num_finished: int) -> None:
+        if num_finished != self._num_finished:
+            self._num_finished = num_finished
+            self._progress_at = time.monotonic()
         limit = time.monotonic() - self._timeout_seconds
         # While jobs end in the workers, waiting wants are not stuck, only not first.
         is_stuck = self._progress_at < limit
