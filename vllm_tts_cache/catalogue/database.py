@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Select, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
+from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import schema
@@ -344,18 +344,12 @@ class EndingPool(QueuePool):
     moment when it is returned later: it would never be closed.
     """
 
-    _is_over = False
-
     def dispose(self) -> None:
         """Close the idle connections now, and those in use when they are given back."""
-        self._is_over = True
+        # One that finds the queue full is closed. It looks and is added under a lock:
+        # so one that looked before this is found below.
+        vars(self._pool)["_full"] = lambda: True
         super().dispose()
-
-    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        super()._do_return_conn(record)
-        # Checked after the return: if it is not set yet, `dispose` finds this one.
-        if self._is_over:
-            super().dispose()
 
 
 def guard(engine: Engine) -> Engine:
