@@ -149,8 +149,11 @@ class StoreDirectory:
             raise StorageError("staged in a bucket, placed in a directory")
         name = Path(self.file_name(staged.audio_sha256, staged.artifact))
         try:
-            make_directory(name.parent)
-            staged.path.replace(name)
+            try:
+                staged.path.replace(name)
+            except FileNotFoundError:  # the first file of its audio
+                make_directory(name.parent)
+                staged.path.replace(name)
             sync_directory(name.parent)
         except OSError as exc:
             raise storage_error(name, exc) from exc
