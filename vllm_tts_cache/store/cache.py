@@ -4,7 +4,7 @@ The memory is bounded in bytes and in entries.
 """
 
 import threading
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -100,24 +100,22 @@ class LruSegment(Generic[K, V]):
         self.entries: OrderedDict[K, V] = OrderedDict()
         self.num_bytes = self.hits = self.misses = self.evictions = 0
 
-    def add(self, key: K, value: V) -> list[K] | None:
-        """Add a value whose key is new; return evicted keys.
+    def add(self, key: K, value: V) -> bool:
+        """Add a value whose key is new, and evict others.
 
-        None, and nothing is changed, for a value that is over the budget by itself.
+        False, and nothing is changed, for a value that is over the budget by itself.
         """
         max_bytes, max_entries = self.budget.max_bytes, self.budget.max_entries
         if value.num_bytes > max_bytes or max_entries == 0:
-            return None
+            return False
         self.entries[key] = value
         self.num_bytes += value.num_bytes
-        evicted = list[K]()
         while self.num_bytes > max_bytes or (
             max_entries is not None and len(self.entries) > max_entries
         ):
-            evicted.append(oldest := next(iter(self.entries)))
-            self.remove(oldest)
-        self.evictions += len(evicted)
-        return evicted
+            self.remove(next(iter(self.entries)))
+            self.evictions += 1
+        return True
 
     def remove(self, key: K) -> V:
         """Remove and return the value. Raises: KeyError."""
@@ -168,7 +166,7 @@ class MemoryTier:
     def __init__(self, budgets: Mapping[Segment, Budget]):
         self._registered = _Encodings(budgets[Segment.REGISTERED])
         self._inline = _Encodings(budgets[Segment.INLINE])
-        self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
+        self._artifacts = set[str]()  # encoders of which it has had encodings: a few
         self._deleted: OrderedDict[str, int] = OrderedDict()
         self.num_deletes = self.oldest_known_delete = 0
         self._lock = threading.Lock()
@@ -211,8 +209,9 @@ class MemoryTier:
                     if holder is self._inline and segment is _REGISTERED:
                         self._promote(key)
                     return True
+            self._artifacts.add(key.encoder_fingerprint)
             asked = self._registered if segment is _REGISTERED else self._inline
-            return self._add(asked, key, encoding)
+            return asked.add(key, encoding)
 
     def contains(self, key: EncodingKey) -> bool:
         """Whether the encoding is in memory; does not count as a use."""
@@ -227,11 +226,16 @@ class MemoryTier:
             self._deleted.move_to_end(audio_sha256)
             if len(self._deleted) > _MAX_DELETED:
                 _, self.oldest_known_delete = self._deleted.popitem(last=False)
-            keys = self._by_audio.pop(audio_sha256, set())
-            for key in keys:
-                is_inline = key in self._inline.entries
-                (self._inline if is_inline else self._registered).remove(key)
-            return len(keys)
+            num_deleted = 0
+            for artifact in self._artifacts:
+                key = EncodingKey(
+                    audio_sha256=audio_sha256, encoder_fingerprint=artifact
+                )
+                for holder in (self._registered, self._inline):
+                    if key in holder.entries:
+                        holder.remove(key)
+                        num_deleted += 1
+            return num_deleted
 
     def delete_all(self) -> int:
         """Delete every encoding, and refuse those that are being read or made now."""
@@ -239,7 +243,7 @@ class MemoryTier:
             self.num_deletes += 1
             self.oldest_known_delete = self.num_deletes
             self._deleted.clear()
-            self._by_audio.clear()
+            self._artifacts.clear()
             return self._registered.clear() + self._inline.clear()
 
     def stats(self) -> TierStats:
@@ -248,20 +252,9 @@ class MemoryTier:
             registered, inline = self._registered.stats(), self._inline.stats()
         return TierStats.of({Segment.REGISTERED: registered, Segment.INLINE: inline})
 
-    def _add(self, holder: _Encodings, key: EncodingKey, encoding: Encoding) -> bool:
-        if (evicted := holder.add(key, encoding)) is None:
-            return False
-        self._by_audio[key.audio_sha256].add(key)
-        for each in evicted:
-            siblings = self._by_audio[each.audio_sha256]
-            siblings.discard(each)
-            if not siblings:
-                del self._by_audio[each.audio_sha256]
-        return True
-
     def _promote(self, key: EncodingKey) -> None:
         """Move an inline entry to the registered segment, if it fits there."""
-        if self._add(self._registered, key, self._inline.entries[key]):
+        if self._registered.add(key, self._inline.entries[key]):
             self._inline.remove(key)
 
 
