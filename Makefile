@@ -69,7 +69,7 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   diffusion_worker failed_prefix host_patches host_surface lost_prompts openapi \
   other_models other_sites own_threads plugin_loading registries requests_unchanged \
   reservation resumption sleep speech stopping tenants voice_prefill worker_calls)) \
-  tests/e2e/test_journey.py::test_a_voice_speaks
+  tests/features tests/e2e/test_journey.py::test_a_voice_speaks
 HOST_LONG = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py
 LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST)
 

@@ -125,6 +125,8 @@ class Settings:
             dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
         web: Whether the page at ``/voices`` is served.
         stream: Whether speech is streamed, as OpenAI's, where a request does not say.
+        default_voice: The voice that speaks where a request names none, or ``default``;
+            with tenants, each has its own in the tenants' file.
         pcm_sample_rate: Of PCM where a request does not say; 0 for the model's own.
         tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
@@ -167,6 +169,7 @@ class Settings:
     bundle_key: str = field(default="", repr=False)
     web: bool = True
     stream: bool = False
+    default_voice: str = ""
     pcm_sample_rate: int = 0
     tenants_file: Path | None = None
     memory_max_bytes: int = 512 * 1024**2
@@ -228,6 +231,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_BUNDLE_KEY": ("bundle_key", _secret),
     "SPEAKER_WEB": ("web", _boolean),
     "SPEAKER_STREAM": ("stream", _boolean),
+    "SPEAKER_DEFAULT_VOICE": ("default_voice", str),
     "SPEAKER_PCM_SAMPLE_RATE": ("pcm_sample_rate", int),
     "SPEAKER_TENANTS_FILE": ("tenants_file", _path),
     "SPEAKER_CACHE_ENABLED": ("enabled", _boolean),

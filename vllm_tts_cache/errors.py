@@ -99,12 +99,25 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
 
 
+# What OpenAI's clients send where nobody has chosen.
+_OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova"),
+    *("onyx", "sage", "shimmer", "verse"),
+)
+
+
 class SpeakerNotFoundError(SpeakerRequestError, status=404):
     """No speaker is registered under this name."""
 
     def __init__(self, name: str):
+        hint = ""
+        if name.strip().lower() in _OPENAI_VOICES:
+            hint = (
+                "It is a voice of OpenAI's; to speak with one of yours under this "
+                f'name, PATCH /v1/audio/voices/NAME with {{"aliases": [{name!r}]}}. '
+            )
         super().__init__(
-            f"Voice {_quoted(name)} is not registered. Register it with "
+            f"Voice {_quoted(name)} is not registered. {hint}Register it with "
             "POST /v1/audio/voices (name, consent, audio_sample), or see "
             "GET /v1/audio/voices for the registered ones."
         )
@@ -133,6 +146,7 @@ _IS_IMMUTABLE = (
     "name."
 )
 CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice first."
+AN_ALIAS = "and has this name as an alias. Choose another one, or PATCH its aliases."
 
 
 class SpeakerExistsError(SpeakerRequestError, status=409):

@@ -56,10 +56,15 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """The owner of the voices that a request uses."""
+    """The owner of the voices that a request uses.
+
+    Attributes:
+        default_voice: The voice of requests that name none; empty for none.
+    """
 
     name: str = DEFAULT_TENANT
     limits: Limits = NO_LIMITS
+    default_voice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,7 @@ class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_voices: _Positive | None = None
     max_audio_bytes: _Positive | None = None
     max_inline: _Positive | None = None
+    default_voice: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -137,7 +143,9 @@ def parse(data: bytes, where: str) -> Keyring:
         if entry.name in tenants:
             raise _invalid(where, f"{entry.name!r} is there twice - at `{place}.name`")
         limits = msgspec.convert(entry, Limits, from_attributes=True)
-        tenants[entry.name] = Tenant(name=entry.name, limits=limits)
+        tenants[entry.name] = Tenant(
+            name=entry.name, limits=limits, default_voice=entry.default_voice
+        )
         add(entry.keys, Caller(tenant=tenants[entry.name]), f"{place}.keys")
     add(file.admin_keys, Caller(tenant=None), "$.admin_keys")
     have_keys = {entry.name for entry in file.tenants if entry.keys}

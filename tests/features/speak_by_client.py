@@ -9,8 +9,11 @@ It prints the number of samples, their rate, and the seconds until the first of 
 import asyncio
 import io
 import json
+import os
+import runpy
 import sys
 import time
+from pathlib import Path
 
 TEXT = "The keeper counts the ships at dusk."
 
@@ -24,17 +27,27 @@ def decoded(data):
         return num_samples, container.streams.audio[0].rate
 
 
+async def agent(base_url, model, voice):
+    """As the agent of our examples."""
+    del model
+    os.environ |= {"SPEECH_URL": base_url, "VOICE": voice}
+    path = Path(__file__).parents[2] / "examples/livekit_agent.py"
+    return await _of_livekit(runpy.run_path(str(path))["speech"])
+
+
 async def livekit(base_url, model, voice):
     """As an agent does that names its voice, and nothing else."""
-    import aiohttp
-    from livekit.agents import utils
     from livekit.plugins import openai
 
-    del aiohttp
+    said = {"base_url": base_url, "api_key": "none", "model": model, "voice": voice}
+    return await _of_livekit(lambda: openai.TTS(**said))
+
+
+async def _of_livekit(make):
+    from livekit.agents import utils
+
     async with utils.http_context.open():
-        speaker = openai.TTS(
-            base_url=base_url, api_key="none", model=model, voice=voice
-        )
+        speaker = make()
         num_samples, rate_hz = 0, 0
         async for event in speaker.synthesize(TEXT):
             num_samples += event.frame.samples_per_channel
@@ -89,7 +102,8 @@ def dify(base_url, model, voice):
     return decoded(b"".join(pieces))
 
 
-CLIENTS = {"livekit": livekit, "pipecat": pipecat, "litellm": litellm, "dify": dify}
+CLIENTS = {"livekit": livekit, "agent": agent, "pipecat": pipecat}
+CLIENTS |= {"litellm": litellm, "dify": dify}
 
 if __name__ == "__main__":
     _, client, *told = sys.argv

@@ -23,9 +23,9 @@ pytestmark += [pytest.mark.every_family]
 def named_as_openais(family, checkpoint, tmp_path_factory, make_clip):
     own = Servers(family, checkpoint, tmp_path_factory.mktemp("clients"))
     server, client = own.start(NAMES, SPEAKER_PCM_SAMPLE_RATE=24_000)
-    for name in ("keeper", "alloy"):
-        client.register(name, make_clip(), ref_text="Hello there.").raise_for_status()
-        client.precompute(name).raise_for_status()
+    fields = {"ref_text": "Hello there.", "aliases": '["alloy"]'}
+    client.register("keeper", make_clip(), **fields).raise_for_status()
+    client.precompute("keeper").raise_for_status()
     yield server
     own.stop()
 
@@ -35,6 +35,7 @@ def named_as_openais(family, checkpoint, tmp_path_factory, make_clip):
     [
         ("livekit", "gpt-4o-mini-tts", "keeper"),  # events with MP3
         ("livekit", "tts-1", "keeper"),  # a stream of MP3
+        ("agent", "gpt-4o-mini-tts", "keeper"),
         ("pipecat", "gpt-4o-mini-tts", "alloy"),  # PCM, and no voice but OpenAI's
         ("litellm", "tts-1", "keeper"),
         ("dify", "tts-1", "alloy"),

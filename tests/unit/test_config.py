@@ -33,6 +33,7 @@ GIVEN = {
     "SPEAKER_CACHE_CPU_PLATFORM": ("no", "cpu_platform", False),
     "SPEAKER_WEB": ("0", "web", False),
     "SPEAKER_STREAM": ("1", "stream", True),
+    "SPEAKER_DEFAULT_VOICE": ("keeper", "default_voice", "keeper"),
     "SPEAKER_PCM_SAMPLE_RATE": ("24000", "pcm_sample_rate", 24_000),
 }
 

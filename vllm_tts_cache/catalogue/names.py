@@ -35,6 +35,8 @@ _ZERO_WIDTH_NON_JOINER, _ZERO_WIDTH_JOINER = "\u200c", "\u200d"
 _PRESENTATION = ("\ufe0e", "\ufe0f")  # as text, as emoji
 _VIRAMA = 9  # the canonical combining class of what suppresses an Indic vowel
 
+KeyColumn = Literal["speaker_id", "name_key", "alias_key"]
+
 VOICE_PREFIX = "voice_"
 CONSENT_PREFIX = "cons_"
 
@@ -60,19 +62,20 @@ def is_too_long(text: str) -> bool:
     return len(text.strip()) > MAX_LOOKED_UP_CHARS
 
 
-def keys_of(name: str) -> tuple[tuple[Literal["speaker_id", "name_key"], str], ...]:
-    """Return the columns, and the values in them, by which to look up a name or an id.
+def keys_of(name: str) -> tuple[tuple[KeyColumn, str], ...]:
+    """Return the columns, and the values in them, by which to look up a voice.
 
     A text in the form of an id is looked up as an id first, and then as a name: older
-    names may have that form. For a text that cannot be a name there are none.
+    names may have that form; last as an alias. For a text that cannot be a name there
+    are none.
     """
     name = name.strip()
     if len(name) > MAX_LOOKED_UP_CHARS or _UNSTORABLE.search(name) is not None:
         return ()
-    by_name: tuple[Literal["name_key"], str] = ("name_key", fold(name))
+    key = fold(name)
     if is_voice_id(name):
-        return ("speaker_id", name), by_name
-    return (by_name,)
+        return ("speaker_id", name), ("name_key", key)
+    return ("name_key", key), ("alias_key", key)
 
 
 def clean(name: str) -> str:

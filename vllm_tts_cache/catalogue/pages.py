@@ -39,8 +39,8 @@ class Page:
         limit: Speakers at most; positive.
         after: Where the page begins: behind the cursor of the last speaker that was
             listed, or behind a name, registered or not, or the id of a speaker.
-        search: Only speakers whose name, description or value of a label contains
-            this, both folded.
+        search: Only speakers whose name, alias, description or value of a label
+            contains this, both folded.
         labels: Only speakers that have all of these.
         sort: ``name``: by the folded name. ``newest`` and ``oldest``: by age.
         tenant: Whose speakers.

@@ -13,7 +13,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -25,12 +25,28 @@ MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
 MAX_EMBEDDING_DIM = 4096
 AUDIO = "audio"  # a stored file that is no encoding
 MAX_LABELS = 20
+MAX_ALIASES = 20
 MAX_LABEL_KEY_CHARS = 64
 MAX_LABEL_VALUE_CHARS = 128
+_Aliases = Annotated[list[str], msgspec.Meta(max_length=MAX_ALIASES)]
 _MAX_LANGUAGE_CHARS = 35  # what RFC 5646 asks a program to make room for
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # The first moment of the year 10000, which no date has room for.
 _END_OF_TIME = 253_402_300_800.0
+
+
+def _checked_aliases(given: Any) -> list[str]:
+    try:
+        named = msgspec.convert(given, _Aliases)
+        return list({fold(each): clean_new(each) for each in named}.values())
+    except (msgspec.ValidationError, InvalidSpeakerError) as exc:
+        reason = exc.reason if isinstance(exc, InvalidSpeakerError) else str(exc)
+        raise InvalidSpeakerError("aliases", reason) from exc
+
+
+# What else may be kept with a voice: each function returns what is kept of a value, or
+# raises InvalidSpeakerError.
+EXTRAS: dict[str, Callable[[Any], Any]] = {"aliases": _checked_aliases}
 
 
 class Segment(str, Enum):
@@ -88,6 +104,7 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: When it is deleted, in Unix seconds; None for never.
         updated_at: When it was last changed; None if it never was.
         clip_starts_json: Where its clips begin, as JSON; None for one clip.
+        extras_json: What else is kept with it, see ``EXTRAS``, as JSON.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -112,6 +129,7 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     updated_at: float | None
     clip_starts_json: str | None = None
+    extras_json: str | None = None
 
     @property
     def clip_starts(self) -> tuple[int, ...]:
@@ -134,6 +152,11 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> dict[str, str]:
         """The labels, parsed."""
         return json.loads(self.labels_json) if self.labels_json else {}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What else is kept with it, parsed."""
+        return json.loads(self.extras_json) if self.extras_json else {}
 
     def has_expired(self, now: float) -> bool:
         """Whether it has expired by `Database.now`: no request may use it any more."""
@@ -203,6 +226,8 @@ class NewSpeaker:
         taken_over: Whether it is imported from stock vLLM-Omni, which accepted it: it
             may break rules that stock does not have.
         labels: Key -> value; see `check_labels` for limits.
+        extras: Values of ``EXTRAS``; those that are left out stay those of the voice
+            that is replaced.
         precompute: Whether its encodings are made before a request needs them.
         idempotency_key: Of the request, if its client sent one.
         name_key: The folded name.
@@ -228,6 +253,7 @@ class NewSpeaker:
     identity: Identity | None = None
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     expires_at: float | None = None
     precompute: bool = True
     idempotency_key: IdempotencyKey | None = None
@@ -244,6 +270,7 @@ class NewSpeaker:
             check_text(attribute, getattr(self, attribute), any_length=taken_over)
         check_language(self.language)
         check_labels(self.labels)
+        object.__setattr__(self, "extras", checked_extras(self.extras))
         check_expiry(self.expires_at)
         if (self.audio_sha256 is None) == (self.embedding is None):
             reason = "give either reference audio or an embedding"
@@ -299,9 +326,21 @@ def check_is_to_come(expires_at: float | None, now: float) -> None:
         raise InvalidSpeakerError("expires_at", reason)
 
 
-def labels_to_json(labels: Mapping[str, str]) -> str | None:
-    """Return labels as the catalogue stores them: JSON, None without labels."""
-    return json.dumps(dict(labels), ensure_ascii=False) if labels else None
+def checked_extras(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of values of ``EXTRAS``, None for an empty one.
+
+    Raises: InvalidSpeakerError.
+    """
+    if unknown := given.keys() - EXTRAS.keys():
+        reason = f"this version does not know {min(unknown)!r:.60}"
+        raise InvalidSpeakerError("extras", reason)
+    return {n: (EXTRAS[n](value) if value else None) for n, value in given.items()}
+
+
+def to_json(kept: Mapping[str, Any]) -> str | None:
+    """Return labels or extras as the catalogue stores them: JSON, None if empty."""
+    kept = {name: value for name, value in kept.items() if value is not None}
+    return json.dumps(kept, ensure_ascii=False) if kept else None
 
 
 def _check_label(what: str, text: str, max_chars: int) -> None:
@@ -421,7 +460,7 @@ class SpeakerChanges:
 
     Attributes:
         given: ``name``, ``description``, ``language``, ``labels``, ``ref_text``,
-            ``expires_at`` -> the new value, None to remove it.
+            ``expires_at``, and those of ``EXTRAS`` -> the new value, None to remove it.
 
     Raises: InvalidSpeakerError: No value is given, or one is not allowed.
     """
@@ -451,5 +490,8 @@ class SpeakerChanges:
             new["name"] = clean_new(new["name"])
             new["name_key"] = fold(new["name"])
         if "labels" in new:
-            new["labels_json"] = labels_to_json(new.pop("labels") or {})
+            new["labels_json"] = to_json(new.pop("labels") or {})
+        if extras := {name: new.pop(name) for name in EXTRAS.keys() & new}:
+            kept = {**record.extras, **checked_extras(extras)}
+            new["extras_json"] = to_json(kept)
         return new

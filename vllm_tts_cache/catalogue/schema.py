@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 # Version of the tables below; a catalogue of another version is not opened.
-VERSION = 2
+VERSION = 3
 
 metadata = MetaData()
 
@@ -72,6 +72,7 @@ speaker = Table(
     Column("expires_at", Float),
     Column("updated_at", Float),
     Column("clip_starts_json", Text),
+    Column("extras_json", _TEXT),
     Column("embedding", LargeBinary),
     Column("precompute", Integer, nullable=False, default=1),
     UniqueConstraint("tenant", "name_key"),
@@ -98,6 +99,16 @@ speaker_label = Table(
     Column("created_at", Float, nullable=False),
     Index("speaker_label_name", "tenant", "label_key", "label_value", "name_key"),
     Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
+)
+
+# What else a voice is called by. Deleted with its speaker's row; no alias of a tenant
+# is another voice's name.
+speaker_alias = Table(
+    "speaker_alias",
+    metadata,
+    Column("tenant", _TEXT, primary_key=True),
+    Column("alias_key", _TEXT, primary_key=True),
+    Column("generation", BigInteger, nullable=False, index=True),
 )
 
 # Recordings in which a person consents to being cloned; their audio is stored as that

@@ -29,23 +29,25 @@ from vllm_tts_cache.catalogue.records import (
     Identity,
     NewSpeaker,
     SpeakerRecord,
-    labels_to_json,
     pack_embedding,
+    to_json,
     unpack_embedding,
 )
 from vllm_tts_cache.catalogue.schema import (
     failed_encode,
     speaker,
+    speaker_alias,
     speaker_label,
     stored_file,
 )
+from vllm_tts_cache.errors import AN_ALIAS, CHOOSE_ANOTHER, SpeakerExistsError
 
 # Speakers that one statement of `unencoded` looks at: a quarter of a second.
 _LOOKED_AT = 20_000
 _MAX_NAMED = 100_000
 
 _FIELDS = SpeakerRecord.__struct_fields__
-_NOT_A_COLUMN = ("labels", "clip_starts", "identity", "idempotency_key")
+_NOT_A_COLUMN = ("labels", "extras", "clip_starts", "identity", "idempotency_key")
 _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN)
 
 # The length does not read the embedding.
@@ -64,6 +66,11 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
+_OF_ALIAS = select(speaker_alias.c.generation).where(
+    speaker_alias.c.tenant == bindparam("tenant"),
+    speaker_alias.c.alias_key == bindparam("alias_key"),
+)
+_HAS_ALIAS = speaker.c.generation == _OF_ALIAS.scalar_subquery()
 _SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
 _artifacts = (
@@ -77,15 +84,16 @@ _EXPIRED = (
     .where(speaker.c.expires_at <= bindparam("now"))
     .limit(1)
 )
-_IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID}
+_IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID, "alias_key": _HAS_ALIAS}
 _BY = {column: RECORDS.where(where) for column, where in _IS.items()}
+_CALLED = RECORDS.where(_IS_NAMED | _HAS_ALIAS)
 _WITH_ARTIFACTS = {
     column: query.add_columns(_artifacts) for column, query in _BY.items()
 }
 
 
 def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
-    """Return the record of a name or an id; a name is compared folded."""
+    """Return the record of a name, an id or an alias; names are compared folded."""
     for column, key in keys_of(name):
         where = {"tenant": tenant, column: key}
         row = db.execute(_BY[column], where).first()
@@ -97,7 +105,7 @@ def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
 def find_with_artifacts(
     db: Database, tenant: str, name: str
 ) -> tuple[SpeakerRecord, list[str]] | None:
-    """Return a name's or id's record and its audio's artifacts, in one statement."""
+    """Return what `find` does and its audio's artifacts, by one statement for each."""
     for column, key in keys_of(name):
         row = db.first_at_once(_WITH_ARTIFACTS[column], {"tenant": tenant, column: key})
         if row is not None:
@@ -134,10 +142,14 @@ def replace(
     values["speaker_id"] = identity.public_id
     values["updated_at"] = identity.updated_at
     values["consent_id"] = consent_id
-    values["labels_json"] = labels_to_json(new.labels) if new.labels else None
+    values["labels_json"] = to_json(new.labels) if new.labels else None
+    kept = {} if old is None or old.extras_json is None else old.extras
+    extras = {**kept, **new.extras}
+    values["extras_json"] = to_json(extras) if extras else None
     starts = new.clip_starts
     values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
-    searched = search_text(new.name, new.description, *new.labels.values())
+    aliases = extras.get("aliases") or ()
+    searched = search_text(new.name, new.description, *new.labels.values(), *aliases)
     values["search_text"] = searched
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at
@@ -145,29 +157,53 @@ def replace(
     owners.count(db, new.tenant, voices=1)
     if new.labels:
         _label(db, record)
+    if aliases:
+        _alias(db, record)
     return record
 
 
 def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> None:
     """Write new values of columns, which ``record`` has already."""
-    texts = record.name, record.description, *record.labels.values()
+    aliases = record.extras.get("aliases") or ()
+    texts = record.name, record.description, *record.labels.values(), *aliases
     where = speaker.c.generation == record.generation
     new = {**values, "search_text": search_text(*texts)}
     db.execute(speaker.update().where(where).values(**new))
     _label(db, record)
+    _alias(db, record)
 
 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
-    """Return the record of a folded name."""
-    where = {"tenant": tenant, "name_key": name_key}
-    row = db.execute(_BY["name_key"], where).first()
-    return None if row is None else of_row(row)
+    """Return the record of a folded name.
+
+    Raises: SpeakerExistsError: It is an alias of another voice.
+    """
+    where = {"tenant": tenant, "name_key": name_key, "alias_key": name_key}
+    row = db.execute(_CALLED, where).first()
+    found = None if row is None else of_row(row)
+    if found is not None and found.name_key != name_key:
+        raise SpeakerExistsError(found.name, hint=AN_ALIAS)
+    return found
+
+
+def check_free(db: Connection, record: SpeakerRecord, name_key: str) -> None:
+    """Refuse a name that is another voice's, or an alias of one.
+
+    Raises: SpeakerExistsError.
+    """
+    where = {"tenant": record.tenant, "name_key": name_key, "alias_key": name_key}
+    for row in db.execute(_CALLED, where):
+        if (other := of_row(row)).generation != record.generation:
+            hint = CHOOSE_ANOTHER if other.name_key == name_key else AN_ALIAS
+            raise SpeakerExistsError(other.name, hint=hint)
 
 
 def delete(db: Connection, record: SpeakerRecord) -> None:
-    """Delete a speaker's row and labels, and take it off its tenant's usage."""
+    """Delete a speaker's row, labels and aliases; take it off its tenant's usage."""
     number = record.generation
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
+    if record.extras_json is not None:
+        db.execute(speaker_alias.delete().where(speaker_alias.c.generation == number))
     db.execute(speaker.delete().where(speaker.c.generation == number))
     owners.count(db, record.tenant, voices=-1)
     if record.audio_sha256 is not None:
@@ -310,3 +346,12 @@ def _label(db: Connection, record: SpeakerRecord) -> None:
     ]
     if rows:
         db.execute(speaker_label.insert(), rows)
+
+
+def _alias(db: Connection, record: SpeakerRecord) -> None:
+    number = record.generation
+    db.execute(speaker_alias.delete().where(speaker_alias.c.generation == number))
+    for key in {fold(alias) for alias in record.extras.get("aliases") or ()}:
+        check_free(db, record, key)
+        row = {"tenant": record.tenant, "alias_key": key, "generation": number}
+        db.execute(speaker_alias.insert(), row)

@@ -122,11 +122,11 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """Return the routers of all our routes but the page's."""
-    from vllm_tts_cache.entrypoints.features import open_webui, speech_formats
+    from vllm_tts_cache.entrypoints.features import open_webui, speech_formats, vapi
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    ours = voices, clips, consents, speech_routes, speech_formats, open_webui
+    ours = voices, clips, consents, speech_routes, speech_formats, open_webui, vapi
     return tuple(each.router for each in ours)
 
 

@@ -17,7 +17,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -95,6 +95,7 @@ class BundledVoice(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
     language: str | None = None
     labels: dict[str, str] = {}
+    extras: dict[str, Any] = {}
     file_size: _Size | None = None
     mime_type: str | None = None
     created_at: float | None = None

@@ -36,7 +36,7 @@ _MAX_ENCODINGS = 32
 _RESERVED = 1024 * 1024  # for ``voice.json`` and the ZIP directory
 # Fields that a bundle has exactly as the catalogue does.
 _AS_REGISTERED = (
-    *("consent", "ref_text", "description", "language", "labels"),
+    *("consent", "ref_text", "description", "language", "labels", "extras"),
     *("file_size", "mime_type", "expires_at"),
 )
 # A bundle's lossless file may be larger than the upload that it was decoded from.
@@ -177,6 +177,7 @@ class Bundles:
             if self._store.find(name, new.tenant) is None:
                 with suppress(errors.SpeakerExistsError):  # taken meanwhile
                     return register(replace(new, name=name), audio, is_new=True)
+                new = replace(new, extras={**new.extras, "aliases": None})
         raise errors.SpeakerExistsError(new.name)
 
     def _consent(self, record: records.SpeakerRecord) -> ConsentRecord | None:

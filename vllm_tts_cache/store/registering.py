@@ -14,7 +14,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
-from vllm_tts_cache.catalogue.names import is_consent_id
+from vllm_tts_cache.catalogue.names import fold, is_consent_id
 from vllm_tts_cache.catalogue.records import (
     AUDIO,
     DEFAULT_TENANT,
@@ -197,11 +197,7 @@ class Registrations:
             if "expires_at" in changes.given:
                 check_is_to_come(after.expires_at, now)
             if after.name_key != before.name_key:
-                taken = speakers.find_named(db, tenant, after.name_key)
-                if taken is not None:
-                    raise errors.SpeakerExistsError(
-                        taken.name, hint=errors.CHOOSE_ANOTHER
-                    )
+                speakers.check_free(db, before, after.name_key)
                 if tenant == DEFAULT_TENANT:
                     stock_files.rename(db, before.name_key, after.name_key)
             speakers.change(db, after, columns)
@@ -224,12 +220,17 @@ class Registrations:
             AlreadyDoneError: The request was done before.
             InvalidSpeakerError: A different request had the key.
             SpeakerNotFoundError: No speaker has this name or id.
+            InvalidSpeakerError: The name is an alias.
         """
         with self.database.write() as db:
             if key is not None:
                 _check_not_done(db, key)
             self._delete_old_deletions(db)
             record = _find(db, name, tenant)
+            is_named = record.name_key, record.speaker_id
+            if record.extras_json and fold(name) not in is_named:
+                reason = f"it is an alias of {record.name!r}; PATCH the aliases of that"
+                raise errors.InvalidSpeakerError("name", f"{reason}, or DELETE it")
             if key is not None:
                 _record_done(db, key, record.speaker_id)
             return self._delete(db, record)

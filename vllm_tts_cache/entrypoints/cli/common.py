@@ -77,11 +77,16 @@ Labels = Annotated[
 Description = Annotated[str | None, typer.Option(help="free text")]
 Language = Annotated[str | None, typer.Option(help="as de or pt-BR")]
 RefText = Annotated[str | None, typer.Option(help="what is said in the clip")]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option("--alias", metavar="NAME", help="another name; may be repeated"),
+]
 ExpiresAt = Annotated[
     str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
 ]
 Search = Annotated[
-    str | None, typer.Option(help="part of a name, a description or a label's value")
+    str | None,
+    typer.Option(help="part of a name, an alias, a description or a label's value"),
 ]
 
 

@@ -112,6 +112,7 @@ def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
         return
     with client:
         try:
+            models = client.request("GET", "/v1/models").get("data") or ()
             stats = client.request("GET", "/v1/audio/speaker_cache")
             took = checks.median_ms(lambda: client.find(checks.NO_VOICE), 5)
         except errors.ServerUnreachableError as exc:
@@ -134,6 +135,9 @@ def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
     text = f"{client.url}: {counts}, {took:.1f} ms for a look-up"
     hint = "the server is busy or far away, or its disk is slow"
     yield checks.warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
+    names = ", ".join(str(each.get("id")) for each in models)
+    others = "clients that send tts-1 or gpt-4o-mini-tts need --served-model-name"
+    yield checks.ok("model names", f"{names}; {others}")
     for name, meaning in _SIGNS.items():
         if num := sum(int(each.get(name) or 0) for each in workers):
             yield checks.warn(name, str(num), meaning)

@@ -33,17 +33,10 @@ class BaseURL(models.Answer):
     base_url: str = Field(examples=[f"http://localhost:8091/open-webui/{_TOKEN}"])
 
 
-class NamedVoice(models.Answer):
-    """A voice as Open WebUI reads it."""
-
-    id: str = Field(examples=["keeper"])
-    name: str = Field(examples=["keeper"])
-
-
 class NamedVoices(models.Answer):
     """The first voices by their names; built-in ones as well."""
 
-    voices: list[NamedVoice]
+    voices: list[models.NamedVoice]
 
 
 @router.get("/v1/open_webui", responses=answers(BaseURL))
@@ -72,8 +65,7 @@ async def list_for_open_webui(handler: voices.Handler, token: Token) -> Any:
         if hmac.compare_digest(_token(handler, tenant).encode(), token.encode()):
             page = Page(limit=voices.MAX_PAGE, tenant=tenant.name)
             listed = await voices.list_voices(handler, page, names_only=True)
-            names = json.loads(bytes(listed.body))["voices"]
-            return {"voices": [{"id": name, "name": name} for name in names]}
+            return {"voices": json.loads(bytes(listed.body))["data"]}
     reason = "no such path: GET /v1/open_webui, with a key, shows yours"
     raise HTTPException(HTTPStatus.NOT_FOUND, reason)
 

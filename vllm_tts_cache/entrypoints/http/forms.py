@@ -52,6 +52,10 @@ async def upload_of_form(
         str | None,
         Form(description="a JSON object of texts", examples=['{"gender": "female"}']),
     ] = None,
+    aliases: Annotated[
+        str | None,
+        Form(description="other names: a JSON list", examples=['["alloy"]']),
+    ] = None,
     expires_at: Annotated[
         str | None,
         Form(
@@ -88,6 +92,7 @@ async def upload_of_form(
         description=(speaker_description or "").strip() or None,
         language=(language or "").strip() or None,
         labels=parse_labels(labels),
+        extras=_parsed_extras(aliases=aliases),
         expires_at=parse_time(expires_at),
         idempotency_key=idempotency_key,
     )
@@ -110,7 +115,7 @@ class VoiceChanges(BaseModel):
         extra="forbid",
         json_schema_extra={
             "examples": [
-                {"name": "Keeper", "labels": {"team": "news"}},
+                {"name": "Keeper", "labels": {"team": "news"}, "aliases": ["alloy"]},
                 {"ref_text": None, "expires_at": "2031-01-01T00:00:00Z"},
             ]
         },
@@ -120,6 +125,7 @@ class VoiceChanges(BaseModel):
     speaker_description: str | None = None
     language: str | None = None
     labels: dict[str, str] | None = None
+    aliases: list[str] | None = None
     ref_text: str | None = None
     expires_at: str | float | None = Field(
         default=None, description="ISO 8601 with a zone, or Unix seconds"
@@ -226,6 +232,10 @@ async def read_clip(file: UploadFile) -> bytes:
         allowed = f"allowed are {DEFAULT_LIMITS.max_bytes / _MIB:.0f} MiB"
         raise InvalidAudioError(f"{size}{allowed}")
     return data
+
+
+def _parsed_extras(**given: str | None) -> dict[str, Any]:
+    return {n: _parse_json(n, text) for n, text in given.items() if text}
 
 
 def _parse_json(field: str, text: str, max_chars: int | None = _MAX_JSON_CHARS) -> Any:

@@ -54,6 +54,9 @@ class Voice(Answer):
         examples=[7],
     )
     labels: dict[str, str] = Field(examples=[{"gender": "female"}])
+    aliases: list[str] | None = Field(
+        default=None, description="what else it is called by", examples=[["alloy"]]
+    )
     language: str | None = Field(default=None, examples=["de"])
     ref_text: str | None = None
     speaker_description: str | None = None
@@ -143,10 +146,20 @@ class VoiceStatus(Answer):
     )
 
 
+class NamedVoice(Answer):
+    """A voice as clients of other servers read it."""
+
+    id: str = Field(examples=["keeper"])
+    object: Literal["audio.voice"]
+    name: str = Field(examples=["keeper"])
+
+
 class VoiceList(Answer):
     """A page of voices: stock's two lists, and where the next page begins."""
 
     voices: list[str] = Field(examples=[["default", "keeper"]])
+    object: Literal["list"]
+    data: list[NamedVoice] = Field(description="`voices`, for clients of other servers")
     uploaded_voices: list[Voice] = Field(default_factory=list)
     max_clips: int | None = Field(
         default=None,
@@ -250,7 +263,7 @@ def voice(
         "expires_at": _seconds(record.expires_at),
     }
     known = {name: value for name, value in where_known.items() if value is not None}
-    return {**openai_voice(record), **always, **known}
+    return {**openai_voice(record), **always, **known, **record.extras}
 
 
 def openai_voice(record: SpeakerRecord) -> dict[str, Any]:

@@ -38,7 +38,10 @@ async def _handler(request: Request) -> CachedServingSpeech:
 Handler = Annotated[CachedServingSpeech, Depends(_handler)]
 Search = Annotated[
     str | None,
-    Query(description="in names, descriptions and labels' values", examples=["keep"]),
+    Query(
+        description="in names, aliases, descriptions and labels' values",
+        examples=["keep"],
+    ),
 ]
 Labels = Annotated[
     list[str] | None,
@@ -108,7 +111,7 @@ async def register_voice(
     transcript = forms.transcript_of(ref_text or [], max(1, len(clips)))
     upload = replace(upload, ref_text=transcript, precompute=precompute)
     upload.check_texts()
-    handler.check_new(upload.name, upload.ref_text)
+    handler.check_new(upload.name, upload.ref_text, upload.extras)
     if (not clips) == (speaker_embedding is None):
         reason = "give either audio_sample or speaker_embedding"
         raise errors.InvalidSpeakerError("audio_sample", reason)
@@ -189,6 +192,10 @@ async def list_voices(
             answer["uploaded_voices"] = voices
             answer["max_clips"] = handler.speakers.model.max_clips
     answer["voices"] = sorted({*_builtin(handler, page), *names})
+    answer["object"] = "list"
+    answer["data"] = [
+        {"id": name, "name": name, "object": "audio.voice"} for name in answer["voices"]
+    ]
     if last and (num_found == page.limit or len(names) < num_found):
         answer["next"] = last[0]
     # Not the plain dict: FastAPI would go through a thousand voices once more.
@@ -200,7 +207,8 @@ def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
     if page.after or page.labels:
         return set()
     builtin = handler.builtin_names
-    if not handler.needs_voice:  # else a request with the placeholder is refused
+    # Else a request with the placeholder is refused.
+    if not handler.needs_voice or handler.speakers.default_voice(page.tenant):
         builtin |= {PLACEHOLDER}
     return {name for name in builtin if fold(page.search) in fold(name)}
 

@@ -99,7 +99,9 @@ class CachedAdapter:
         request_speaker.unset_what_is_ignored(request, self._presets)
         clip, embedding = request.ref_audio, request.speaker_embedding
         names_none = clip is embedding is None and not (request.voice or "").strip()
-        if self.tts_cache_needs_voice and names_none:
+        if names_none and (default := self._service.default_voice(self._tenant.name)):
+            request.voice = default
+        elif self.tts_cache_needs_voice and names_none:
             return request_speaker.MISSING_VOICE
         if request_speaker.names_speaker(request, self._presets):
             return None

@@ -35,7 +35,8 @@ MISSING_VOICE = (
     "Invalid voice: the request names none ('default' and '' are none), and this model "
     "has no voice of its own. Send the name of a registered one (GET /v1/audio/voices "
     "lists them, POST /v1/audio/voices registers one from name, consent and "
-    "audio_sample), or a clip as ref_audio."
+    "audio_sample), or a clip as ref_audio. SPEAKER_DEFAULT_VOICE names one for all "
+    "such requests."
 )
 
 CacheOutcome = Literal["hit", "miss", "none"]

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import functools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from vllm.exceptions import VLLMClientError
@@ -98,6 +98,16 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         is_taken = self.cached_adapter and request.sample_rate in OUTPUT_RATES_HZ
         return None if is_taken else super()._validate_speech_sample_rate(request)
 
+    async def _check_model(self, request: Any) -> Any:
+        error: Any = await super()._check_model(request)
+        if error is not None:
+            error.error.message += (
+                " GET /v1/models lists the names that this server answers to; "
+                "`vllm serve MODEL --omni --served-model-name tts-1 gpt-4o-mini-tts` "
+                "gives it others."
+            )
+        return error
+
     # -------- what our parts ask about the model
 
     @property
@@ -162,7 +172,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             )
         return self._media_connector
 
-    def check_new(self, name: str, ref_text: str | None) -> None:
+    def check_new(
+        self, name: str, ref_text: str | None, extras: Mapping[str, Any] = {}
+    ) -> None:
         """Refuse a voice that no request could speak with, and a built-in name.
 
         Raises: InvalidSpeakerError, CannotCloneError.
@@ -173,7 +185,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         takes_voices = other.takes_embeddings or other.takes_clips
         if self.note is not None and not takes_voices:
             raise served_model.CannotCloneError(self.note)
-        self._check_name(name)
+        for each in (name, *(extras.get("aliases") or ())):
+            self._check_name(each)
         self._check_ref_text(ref_text)
 
     def check_changes(self, changes: SpeakerChanges) -> None:
@@ -181,8 +194,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         Raises: InvalidSpeakerError.
         """
-        if "name" in changes.given:
-            self._check_name(changes.given["name"])
+        given = changes.given
+        for each in (given.get("name") or "", *(given.get("aliases") or ())):
+            self._check_name(each)
         self._check_ref_text(changes.given.get("ref_text"))
 
     def _check_name(self, name: str) -> None:

@@ -59,7 +59,7 @@ async def _resumed(first: Any, chunks: Any) -> AsyncIterator[Any]:
             yield chunk
 
 
-def _body(example: dict[str, Any]) -> dict[str, Any]:
+def example(example: dict[str, Any]) -> dict[str, Any]:
     """Document a body by an example; its fields are the host's."""
     return {"requestBody": {"content": {"application/json": {"example": example}}}}
 
@@ -81,7 +81,7 @@ SPEECH: dict[str, Any] = {
     "dependencies": _JSON,
     "responses": file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
     "response_class": Response,
-    "openapi_extra": _body({"input": _TEXT, "voice": "keeper"}),
+    "openapi_extra": example({"input": _TEXT, "voice": "keeper"}),
 }
 
 
@@ -108,7 +108,7 @@ async def create_speech(
     "/v1/audio/speech/batch",
     dependencies=_JSON,
     responses=refusals(413, 500, 507),
-    openapi_extra=_body({"items": [{"input": _TEXT}], "voice": "keeper"}),
+    openapi_extra=example({"items": [{"input": _TEXT}], "voice": "keeper"}),
 )
 async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
@@ -123,7 +123,7 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
     dependencies=[*_JSON, Depends(calling_tenant)],
     responses=file_answers(("audio/*",), 413, 500),
     response_class=Response,
-    openapi_extra=_body({"input": "Rain on a tin roof."}),
+    openapi_extra=example({"input": "Rain on a tin roof."}),
 )
 async def create_audio_generate(
     request: OpenAICreateAudioGenerateRequest, raw_request: Request

@@ -16,6 +16,7 @@ from vllm_tts_cache.catalogue.records import (
     check_labels,
     check_language,
     check_text,
+    checked_extras,
 )
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
@@ -52,6 +53,7 @@ class Upload:
     original_filename: str | None = None
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     expires_at: float | None = None
     precompute: bool = True
     idempotency_key: str | None = None
@@ -71,6 +73,7 @@ class Upload:
             check_text(name, getattr(self, name))
         check_language(self.language)
         check_labels(self.labels)
+        checked_extras(self.extras)
         check_expiry(self.expires_at)
 
 

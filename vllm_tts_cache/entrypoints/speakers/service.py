@@ -209,6 +209,11 @@ class SpeakerService:
 
     # -------- registering
 
+    def default_voice(self, tenant: str) -> str:
+        """Return the voice of a tenant's requests that name none; empty for none."""
+        known = self.tenants.tenants.get(tenant)
+        return (self.settings if known is None else known).default_voice
+
     def registered(self, done: Registered, *, precompute: bool = True) -> None:
         """Delete what a stored voice replaced, and precompute its encodings."""
         if done.deletion is not None:

@@ -19,6 +19,7 @@ export function askEdit(voice) {
   };
   const name = input(voice.name, { required: true, maxlength: 128 });
   const description = input(voice.speaker_description, { maxlength: 2000 });
+  const aliases = input(voice.aliases?.join(", "), { maxlength: 2000 });
   const language = input(voice.language, { list: "languages", maxlength: 35 });
   const expires = input(toLocalField(voice.expires_at), { type: "datetime-local" });
   const said = transcriptFields(voice);
@@ -29,11 +30,13 @@ export function askEdit(voice) {
     ["language", () => language.value.trim() || null, voice.language ?? null],
     ["ref_text", () => joined(said, voice), voice.ref_text ?? null],
     ["labels", () => labels.value, voice.labels],
+    ["aliases", () => aliases.value.split(",").map((each) => each.trim()).filter(Boolean), voice.aliases ?? []],
   ];
   return openDialog({
     title: `Edit ${voice.name}`,
     body: [
       field("Name", name), field("Description", description),
+      field("Also called", aliases, "With commas between. A client that asks for one of these names gets this voice."),
       ...said.map((text, index) => field(said.length > 1 ? `What is said in clip ${index + 1}` : "What is said in the clip", text,
         index ? null : "It decides the ways of cloning; what is newly needed is encoded at once.")),
       el("div", { class: "pair" }, field("Language", language), field("Expires", expires)),

@@ -151,6 +151,7 @@ function facts(voice, modes) {
   const rows = [
     ["Said in the clip", voice.ref_text && el("span", {}, saidIn(voice))],
     ["Labels", labels.length && el("span", { class: "chips" }, labels.map(([key, value]) => el("span", { class: "chip" }, `${key}: ${value}`)))],
+    ["Also called", voice.aliases && voice.aliases.join(", ")],
     ["Language", voice.language],
     ["Ways of cloning", modes.map(modeTitle).join(", ")],
     ["Consent", voice.consent_id ? `recording ${voice.consent_id}` : voice.consent],

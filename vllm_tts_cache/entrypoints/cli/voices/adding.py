@@ -33,7 +33,8 @@ def add(
             metavar="FILE.csv",
             help="many voices: a CSV file with the columns name, audio (a path from "
             "where the manifest is, or several with ; between), consent, ref_text, "
-            "language, labels (JSON) or label:KEY, description, expires_at",
+            "language, labels (JSON) or label:KEY, aliases (with ; between), "
+            "description, expires_at",
         ),
     ] = None,
     consent: Annotated[
@@ -51,6 +52,7 @@ def add(
     ] = None,
     language: common.Language = None,
     label: common.Labels = None,
+    alias: common.Aliases = None,
     description: common.Description = None,
     expires_at: common.ExpiresAt = None,
     replace: Annotated[
@@ -87,7 +89,7 @@ def add(
         read_manifest,
     )
 
-    texts = (ref_text, language, label, description, expires_at)
+    texts = (ref_text, language, label, alias, description, expires_at)
     try:
         if manifest is None:
             voices = [_of_arguments(name, clips or [], consent or "", *texts)]
@@ -131,6 +133,7 @@ def _of_arguments(
     ref_texts: list[str] | None,
     language: str | None,
     label: list[str] | None,
+    alias: list[str] | None,
     description: str | None,
     expires_at: str | None,
 ) -> "NewVoice":
@@ -150,6 +153,7 @@ def _of_arguments(
             ref_text=joined_transcript(ref_texts or [], len(clips)),
             language=language,
             labels=labels,
+            extras={"aliases": alias} if alias else {},
             description=description,
         )
         voice.check()

@@ -182,6 +182,8 @@ def differences(
         "language": bundled.language,
         "labels": bundled.labels,
         "expires_at": expires_at,
+        # A copy under another name leaves its aliases to the voice that has them.
+        **(bundled.extras if name == bundled.name else {}),
     }
     theirs = {"labels": {}, **there}
     if bundled.audio_sha256 is None and bundled.id == there.get("id"):

@@ -19,10 +19,10 @@ from vllm_tts_cache.logs import utf8
 
 COLUMNS = (
     *("name", "audio", "consent", "ref_text", "language", "labels"),
-    *("description", "expires_at"),
+    *("aliases", "description", "expires_at"),
 )
 _LABEL_COLUMN = "label:"
-_CLIP_SEPARATOR = ";"
+_SEPARATOR = ";"
 _NEEDED = ("name", "audio")
 _SHOWN_PROBLEMS = 20
 
@@ -61,6 +61,7 @@ class NewVoice:
     ref_text: str | None = None
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     description: str | None = None
     expires_at: float | None = None
     row: int | None = None
@@ -89,6 +90,7 @@ class NewVoice:
             description=self.description,
             language=self.language,
             labels=self.labels,
+            extras=self.extras,
             expires_at=self.expires_at,
             original_filename=utf8(self.clips[0].name),
             audio_sha256="of clips that are read later",
@@ -111,6 +113,7 @@ class NewVoice:
             "expires_at": None if self.expires_at is None else repr(self.expires_at),
             "precompute": "true" if precompute else "false",
             "check": "true" if check else "false",
+            **{extra: json.dumps(value) for extra, value in self.extras.items()},
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -129,6 +132,7 @@ class NewVoice:
             "labels": dict(self.labels),
             "speaker_description": self.description,
             "expires_at": None if self.expires_at is None else int(self.expires_at),
+            **self.extras,
         }
         theirs = {"labels": {}, **voice}
         found = [name for name in ours if ours[name] != theirs.get(name)]
@@ -222,6 +226,11 @@ def _voice(
     for column, value in cells.items():
         if column.startswith(_LABEL_COLUMN) and value.strip():
             labels[column.removeprefix(_LABEL_COLUMN).strip()] = value.strip()
+    aliases = [
+        alias
+        for each in (cell("aliases") or "").split(_SEPARATOR)
+        if (alias := each.strip())
+    ]
     if (audio := cell("audio")) is None:
         raise errors.InvalidAudioError("the column audio is empty")
     return NewVoice(
@@ -231,6 +240,7 @@ def _voice(
         ref_text=cell("ref_text"),
         language=cell("language"),
         labels=labels,
+        extras={"aliases": aliases} if aliases else {},
         description=cell("description"),
         expires_at=parse_time(cell("expires_at")),
         row=row,
@@ -240,10 +250,10 @@ def _voice(
 def _clips(folder: Path, audio: str) -> tuple[Path, ...]:
     """Return the files of a cell: one, whose name may have a ``;``, or several."""
     whole = folder / expanded(Path(audio))
-    if _CLIP_SEPARATOR not in audio or whole.is_file():
+    if _SEPARATOR not in audio or whole.is_file():
         return (whole,)
-    names = [name.strip() for name in audio.split(_CLIP_SEPARATOR)]
+    names = [name.strip() for name in audio.split(_SEPARATOR)]
     if not all(names):
-        reason = f"the column audio has nothing on one side of a {_CLIP_SEPARATOR!r}"
+        reason = f"the column audio has nothing on one side of a {_SEPARATOR!r}"
         raise errors.InvalidAudioError(reason)
     return tuple(folder / expanded(Path(name)) for name in names)

@@ -41,6 +41,7 @@ class Clearable(Enum):
     language = "language"
     ref_text = "ref-text"
     labels = "labels"
+    aliases = "aliases"
     expires_at = "expires-at"
 
 
@@ -238,6 +239,7 @@ def edit(
         list[str] | None,
         typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
     ] = None,
+    alias: common.Aliases = None,
     expires_at: common.ExpiresAt = None,
     clear: Annotated[
         list[Clearable] | None, typer.Option(help="take away; repeatable")
@@ -248,6 +250,8 @@ def edit(
 ) -> None:
     """Change a voice's name, texts, labels or expiry; its audio and its id stay.
 
+    The aliases that are given take the place of those that it had.
+
     JSON: what `PATCH /v1/audio/voices/NAME` answers.
     """
     given: dict[str, Any] = {
@@ -255,6 +259,7 @@ def edit(
         "speaker_description": description,
         "language": language,
         "ref_text": ref_text,
+        "aliases": alias,
         "expires_at": expires_at,
     }
     changes = {field: value for field, value in given.items() if value is not None}
