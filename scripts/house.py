@@ -24,8 +24,8 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vllm_tts_cache"
-# Its modules can be cut one by one, so they have a budget of their own.
-FEATURES = f"{PACKAGE}.entrypoints.features"
+# Modules that can be cut one by one, so they have a budget of their own.
+FEATURES = (f"{PACKAGE}.entrypoints.features", f"{PACKAGE}.catalogue.voice_settings")
 HOST = ("vllm", "vllm_omni")
 
 

@@ -199,6 +199,8 @@ class Settings:
                 raise ValueError(f"{name} must not be negative: {value}")
         if self.pcm_sample_rate not in (0, *OUTPUT_RATES_HZ):
             raise ValueError(f"expected one of {', '.join(map(str, OUTPUT_RATES_HZ))}")
+        if self.default_voice.strip().lower() == "default":
+            raise ValueError("name a voice; 'default' is what asks for it")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds must be in [0, inf): {self.drain_seconds}")
         if not 0 <= self.inline_share < 1:

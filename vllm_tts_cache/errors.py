@@ -111,10 +111,10 @@ class SpeakerNotFoundError(SpeakerRequestError, status=404):
 
     def __init__(self, name: str):
         hint = ""
-        if name.strip().lower() in _OPENAI_VOICES:
+        if (named := name.strip().lower()) in _OPENAI_VOICES:
             hint = (
                 "It is a voice of OpenAI's; to speak with one of yours under this "
-                f'name, PATCH /v1/audio/voices/NAME with {{"aliases": [{name!r}]}}. '
+                f'name, PATCH /v1/audio/voices/NAME with {{"aliases": ["{named}"]}}. '
             )
         super().__init__(
             f"Voice {_quoted(name)} is not registered. {hint}Register it with "
@@ -146,7 +146,11 @@ _IS_IMMUTABLE = (
     "name."
 )
 CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice first."
-AN_ALIAS = "and has this name as an alias. Choose another one, or PATCH its aliases."
+
+
+def an_alias(name_key: str) -> str:
+    """Return the hint that a voice has this alias."""
+    return f"and has the alias {name_key!r}. Choose another, or PATCH its aliases."
 
 
 class SpeakerExistsError(SpeakerRequestError, status=409):

@@ -9,8 +9,10 @@ from tests.contract.test_cli_voices import Served, clip_bytes, serving
 from tests.in_process_workers import clip, decoded, new_speaker
 from tests.speaking import WAYS, data_url, refusal, registered, wav
 from tests.two_tenants import file_of, two_tenants
+from vllm_tts_cache.catalogue import pages, schema
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerChanges
+from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerExistsError
 from vllm_tts_cache.speaker.reference import SpeakerRef
 
@@ -67,7 +69,7 @@ def test_an_alias_finds_one_voice_until_it_is_gone(open_here):
     add(store, "alloy", seed=1)
 
 
-WRONG = [["default"], ["a/b"], [""], ["x" * 129], [5], "alloy", {"a": "b"}, 5]
+WRONG = [["default"], ["a/b"], [""], ["x" * 129], [5], "alloy", {"a": "b"}, 5, 0, {}]
 WRONG += [[f"{number}" for number in range(21)], ["a\0b"]]
 
 
@@ -85,16 +87,18 @@ async def test_aliases_that_cannot_be_are_a_400(server, aliases):
 
 
 async def test_each_way_to_speak_takes_an_alias(server):
-    await registered(server)
+    sha = await registered(server)
     for path, names in ((f"{VOICES}/Ann", ["alloy"]), (f"{VOICES}/alloy", ["a", "b"])):
         changed = await server.client.patch(path, json={"aliases": names})
         assert changed.json()["voice"]["aliases"] == names
     for speak in WAYS:
+        server.engine.prompts.clear()
         assert await refusal(speak, server, voice="B") is None
+        assert spoken(server) == sha
     gone = await server.speak(voice="alloy")
     assert gone.status_code == 400
     told = gone.json()["error"]["message"]
-    assert "PATCH /v1/audio/voices/NAME" in told and "alloy" in told
+    assert 'PATCH /v1/audio/voices/NAME with {"aliases": ["alloy"]}' in told
     assert (await server.client.delete(f"{VOICES}/b")).status_code == 400
 
 
@@ -135,15 +139,49 @@ async def test_a_bundle_and_the_command_line_have_aliases(
         assert (await voices("export", "alloy", "--out", tmp_path / "a.voice"))[0] == 0
         importing = "import", tmp_path / "a.voice", "--name", "Cid", "--on-conflict"
         assert "alias" in (await voices(*importing, "fail"))[1]
-        assert (await voices(*importing, "rename"))[0] == 0
-        cid = (await server.client.get(f"{VOICES}/Cid (2)")).json()["voice"]
+        for _ in range(2):  # it is there the second time
+            assert (await voices(*importing, "rename"))[0] == 0
+        cid = (await server.client.get(f"{VOICES}/Cid")).json()["voice"]
         assert "aliases" not in cid
+        assert (await server.client.get(f"{VOICES}/Cid (2)")).status_code == 404
+        assert "alias" in (await voices("add", "alloy", file, "--consent", "yes"))[1]
+        twice = *added[:-1], "Alloy", "--alias", "ALLOY"
+        assert (await voices(*twice, "--replace"))[0] == 0
+        assert "1 unchanged" in (await voices(*twice))[1]
+        await voices("export", "Ann", "--out", tmp_path / "a.voice", "--replace")
         assert (await voices("rm", "Ann", "--yes"))[0] == 0
         assert (await voices("import", tmp_path / "a.voice"))[0] == 0
         shown = (await server.client.get(f"{VOICES}/alloy")).json()["voice"]
         assert shown["name"] == "Ann"
         assert (await voices("edit", "Ann", "--clear", "aliases"))[0] == 0
         assert (await server.client.get(f"{VOICES}/alloy")).status_code == 404
+
+
+@pytest.mark.every_backend
+def test_what_an_expired_voice_was_called_is_free(open_here):
+    store = open_here()
+    add(store, "Exp", "shimmer", "coral")
+    with store.database.write() as db:
+        db.execute(schema.speaker.update().values(expires_at=1.0))
+    assert store.find("shimmer") is None
+    assert add(store, "shimmer", seed=1).name == "shimmer"
+    add(store, "Bob", "coral", seed=2)
+    assert store.find("coral").record.name == "Bob"
+    assert store.verify() == []
+    for each in store.registrations.delete_expired(9):
+        store.remove_files(each)
+    assert store.find("coral").record.name == "Bob"
+
+
+def test_a_page_counts_what_aliases_take(store):
+    names = [f"{number:02}" + "x" * 126 for number in range(20)]
+    for number in range(3):
+        add(
+            store, f"v{number}", *(f"{number}{name[1:]}" for name in names), seed=number
+        )
+    found = store.records(Page(limit=9))
+    shown = sum(len(json.dumps(models.voice(each))) for each in found)
+    assert pages._bytes_in_answer(found[0]) >= shown / 3
 
 
 @pytest.mark.environment(SPEAKER_DEFAULT_VOICE="ann")

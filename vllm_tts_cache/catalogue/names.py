@@ -75,7 +75,9 @@ def keys_of(name: str) -> tuple[tuple[KeyColumn, str], ...]:
     key = fold(name)
     if is_voice_id(name):
         return ("speaker_id", name), ("name_key", key)
-    return ("name_key", key), ("alias_key", key)
+    # Once more as a name: by two statements, a change that swaps a voice's name and an
+    # alias of it could be missed.
+    return ("name_key", key), ("alias_key", key), ("name_key", key)
 
 
 def clean(name: str) -> str:

@@ -106,8 +106,9 @@ def fit(records: Sequence[SpeakerRecord]) -> bool:
 def _bytes_in_answer(record: SpeakerRecord) -> int:
     """Estimate how many bytes a record takes in an answer."""
     texts = record.name, record.consent, record.ref_text, record.description
+    more = record.labels_json, record.extras_json, record.name, record.name
     # An answer is UTF-8: a character takes up to four bytes.
-    sizes = (len(text.encode()) for text in (*texts, record.labels_json) if text)
+    sizes = (len(text.encode()) for text in (*texts, *more) if text)
     return _RECORD_BYTES + sum(sizes)
 
 

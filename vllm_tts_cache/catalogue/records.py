@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from vllm_tts_cache.catalogue import voice_settings
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.tenants import DEFAULT_TENANT
@@ -46,7 +47,10 @@ def _checked_aliases(given: Any) -> list[str]:
 
 # What else may be kept with a voice: each function returns what is kept of a value, or
 # raises InvalidSpeakerError.
-EXTRAS: dict[str, Callable[[Any], Any]] = {"aliases": _checked_aliases}
+EXTRAS: dict[str, Callable[[Any], Any]] = {
+    "aliases": _checked_aliases,
+    "settings": voice_settings.checked,
+}
 
 
 class Segment(str, Enum):
@@ -152,6 +156,11 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> dict[str, str]:
         """The labels, parsed."""
         return json.loads(self.labels_json) if self.labels_json else {}
+
+    @property
+    def aliases(self) -> list[str]:
+        """What else it is called by."""
+        return self.extras.get("aliases") or []
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -334,7 +343,7 @@ def checked_extras(given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := given.keys() - EXTRAS.keys():
         reason = f"this version does not know {min(unknown)!r:.60}"
         raise InvalidSpeakerError("extras", reason)
-    return {n: (EXTRAS[n](value) if value else None) for n, value in given.items()}
+    return {n: v if v is None else EXTRAS[n](v) or None for n, v in given.items()}
 
 
 def to_json(kept: Mapping[str, Any]) -> str | None:
@@ -473,6 +482,7 @@ class SpeakerChanges:
         for name, check in _CHECKS.items():
             if name in self.given:
                 check(self.given[name])
+        checked_extras({n: self.given[n] for n in EXTRAS if n in self.given})
 
     def columns(self, record: SpeakerRecord, now: float) -> dict[str, Any]:
         """Return the columns of a record that change, and their new values.

@@ -40,7 +40,7 @@ from vllm_tts_cache.catalogue.schema import (
     speaker_label,
     stored_file,
 )
-from vllm_tts_cache.errors import AN_ALIAS, CHOOSE_ANOTHER, SpeakerExistsError
+from vllm_tts_cache.errors import CHOOSE_ANOTHER, SpeakerExistsError, an_alias
 
 # Speakers that one statement of `unencoded` looks at: a quarter of a second.
 _LOOKED_AT = 20_000
@@ -66,10 +66,12 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
-_OF_ALIAS = select(speaker_alias.c.generation).where(
-    speaker_alias.c.tenant == bindparam("tenant"),
-    speaker_alias.c.alias_key == bindparam("alias_key"),
+_IS_ALIAS = (speaker_alias.c.tenant == bindparam("tenant")) & (
+    speaker_alias.c.alias_key == bindparam("alias_key")
 )
+_OF_ALIAS = select(speaker_alias.c.generation).where(_IS_ALIAS)
+# Of a voice that has expired, and is not deleted yet.
+_FREE_ALIAS = speaker_alias.delete().where(_IS_ALIAS)
 _HAS_ALIAS = speaker.c.generation == _OF_ALIAS.scalar_subquery()
 _SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
@@ -143,8 +145,7 @@ def replace(
     values["updated_at"] = identity.updated_at
     values["consent_id"] = consent_id
     values["labels_json"] = to_json(new.labels) if new.labels else None
-    kept = {} if old is None or old.extras_json is None else old.extras
-    extras = {**kept, **new.extras}
+    extras = {**(old.extras if old else {}), **new.extras}
     values["extras_json"] = to_json(extras) if extras else None
     starts = new.clip_starts
     values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
@@ -164,8 +165,7 @@ def replace(
 
 def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> None:
     """Write new values of columns, which ``record`` has already."""
-    aliases = record.extras.get("aliases") or ()
-    texts = record.name, record.description, *record.labels.values(), *aliases
+    texts = record.name, record.description, *record.labels.values(), *record.aliases
     where = speaker.c.generation == record.generation
     new = {**values, "search_text": search_text(*texts)}
     db.execute(speaker.update().where(where).values(**new))
@@ -181,9 +181,11 @@ def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | No
     where = {"tenant": tenant, "name_key": name_key, "alias_key": name_key}
     row = db.execute(_CALLED, where).first()
     found = None if row is None else of_row(row)
-    if found is not None and found.name_key != name_key:
-        raise SpeakerExistsError(found.name, hint=AN_ALIAS)
-    return found
+    if found is None or found.name_key == name_key:
+        return found
+    if not found.has_expired(schema.now(db)):  # else its names are free
+        raise SpeakerExistsError(found.name, hint=an_alias(name_key))
+    return None
 
 
 def check_free(db: Connection, record: SpeakerRecord, name_key: str) -> None:
@@ -193,8 +195,11 @@ def check_free(db: Connection, record: SpeakerRecord, name_key: str) -> None:
     """
     where = {"tenant": record.tenant, "name_key": name_key, "alias_key": name_key}
     for row in db.execute(_CALLED, where):
-        if (other := of_row(row)).generation != record.generation:
-            hint = CHOOSE_ANOTHER if other.name_key == name_key else AN_ALIAS
+        other = of_row(row)
+        is_own = other.generation == record.generation
+        if not is_own and not other.has_expired(schema.now(db)):
+            is_name = other.name_key == name_key
+            hint = CHOOSE_ANOTHER if is_name else an_alias(name_key)
             raise SpeakerExistsError(other.name, hint=hint)
 
 
@@ -318,11 +323,22 @@ def embedding(db: Connection, record: SpeakerRecord) -> tuple[float, ...] | None
 def problems(db: Connection) -> list[str]:
     """Return a line for each row that is wrong."""
     query = select(speaker.c.generation, speaker.c.name, speaker.c.name_key)
-    return [
+    found = [
         f"speaker {name!r} ({generation}): its key is {name_key!r}"
         for generation, name, name_key in db.execute(query)
         if name_key != fold(name)
     ]
+    now = schema.now(db)
+    pairs = db.execute(select(speaker_alias.c.generation, speaker_alias.c.alias_key))
+    rows = {(number, key) for number, key in pairs}
+    for row in db.execute(RECORDS.where(speaker.c.extras_json.is_not(None))):
+        record = of_row(row)
+        kept = {(record.generation, fold(alias)) for alias in record.aliases}
+        # Another voice may have taken those of one that has expired.
+        if not kept <= rows and not record.has_expired(now):
+            found.append(f"speaker {record.generation}: an alias is not looked up")
+        rows -= kept
+    return [*found, *(f"alias of {number}: no voice has it" for number, _ in rows)]
 
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
@@ -351,7 +367,8 @@ def _label(db: Connection, record: SpeakerRecord) -> None:
 def _alias(db: Connection, record: SpeakerRecord) -> None:
     number = record.generation
     db.execute(speaker_alias.delete().where(speaker_alias.c.generation == number))
-    for key in {fold(alias) for alias in record.extras.get("aliases") or ()}:
+    for key in set(map(fold, record.aliases)):
         check_free(db, record, key)
         row = {"tenant": record.tenant, "alias_key": key, "generation": number}
+        db.execute(_FREE_ALIAS, {"tenant": record.tenant, "alias_key": key})
         db.execute(speaker_alias.insert(), row)

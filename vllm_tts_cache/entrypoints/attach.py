@@ -74,13 +74,13 @@ def attach() -> None:
     from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
+    from vllm_tts_cache.entrypoints.features.voice_settings import ServingSpeech
     from vllm_tts_cache.entrypoints.http import page
     from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
-    from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
     from vllm_tts_cache.tenants import TenantKeys
 
-    if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
+    if api_server.OmniOpenAIServingSpeech is ServingSpeech:
         return
     settings = load_settings()
     # Read here, so that an error in the file is raised before the model is loaded.
@@ -97,7 +97,7 @@ def attach() -> None:
     if hasattr(orchestrator, "_event_driven_orch_default_for_pipeline"):  # until 0.32
         waits = host_fixes.waiting_for_outputs
         patch_once(AsyncOmniEngine, "_create_orchestrator", waits)
-    patch_once(api_server, "OmniOpenAIServingSpeech", lambda _: CachedServingSpeech)
+    patch_once(api_server, "OmniOpenAIServingSpeech", lambda _: ServingSpeech)
     patch_once(
         api_server, "OmniStreamingSpeechHandler", lambda _: CachedStreamingSpeech
     )

@@ -1,7 +1,7 @@
 """Exports and imports voices as bundles."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Tenant
 
-Check = Callable[[str, str | None], None]
+Check = Callable[[str, str | None, Mapping[str, Any]], None]
 CheckAudio = Callable[[ReferenceAudio, str | None], object]
 CheckEmbedding = Callable[[tuple[float, ...]], object]
 OnConflict = Literal["fail", "replace", "rename"]
@@ -36,7 +36,7 @@ _MAX_ENCODINGS = 32
 _RESERVED = 1024 * 1024  # for ``voice.json`` and the ZIP directory
 # Fields that a bundle has exactly as the catalogue does.
 _AS_REGISTERED = (
-    *("consent", "ref_text", "description", "language", "labels", "extras"),
+    *("consent", "ref_text", "description", "language", "labels"),
     *("file_size", "mime_type", "expires_at"),
 )
 # A bundle's lossless file may be larger than the upload that it was decoded from.
@@ -110,7 +110,7 @@ class Bundles:
         self,
         data: bytes,
         *,
-        check: Check = lambda _name, _ref_text: None,
+        check: Check = lambda _name, _ref_text, _extras: None,
         check_audio: CheckAudio = lambda _audio, _ref_text: None,
         check_embedding: CheckEmbedding = lambda _embedding: None,
         name: str | None = None,
@@ -125,7 +125,7 @@ class Bundles:
 
         Args:
             data: The bundle.
-            check: Raises for a name or transcript that the model cannot use.
+            check: Raises for a name, transcript or extras that the model cannot use.
             check_audio: Raises for a clip that may not be registered.
             check_embedding: Raises for an embedding that the model cannot use.
             name: The voice's new name; None for its name in the bundle.
@@ -144,7 +144,7 @@ class Bundles:
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
         asked = tenant.name, bundle.voice, name, on_conflict
         new = replace(new, idempotency_key=records.IdempotencyKey.of(key, *asked))
-        check(new.name, new.ref_text)
+        check(new.name, new.ref_text, new.extras)
         if audio is not None:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
@@ -174,10 +174,13 @@ class Bundles:
         for number in range(1, _MAX_RENAMES):
             suffix = f" ({number})" if number > 1 else ""
             name = new.name[: MAX_NAME_CHARS - len(suffix)] + suffix
-            if self._store.find(name, new.tenant) is None:
-                with suppress(errors.SpeakerExistsError):  # taken meanwhile
-                    return register(replace(new, name=name), audio, is_new=True)
-                new = replace(new, extras={**new.extras, "aliases": None})
+            if self._store.find(name, new.tenant) is not None:
+                continue
+            # Taken meanwhile, or an alias is: who has it keeps it.
+            for extras in (new.extras, {**new.extras, "aliases": None}):
+                with suppress(errors.SpeakerExistsError):
+                    copy = replace(new, name=name, extras=extras)
+                    return register(copy, audio, is_new=True)
         raise errors.SpeakerExistsError(new.name)
 
     def _consent(self, record: records.SpeakerRecord) -> ConsentRecord | None:
@@ -225,6 +228,7 @@ def _voice(
     several = record.num_clips > 1
     return BundledVoice(
         **{field: getattr(record, field) for field in _AS_REGISTERED},
+        extras=record.extras,
         format=bundle_format.CLIPS_VERSION if several else bundle_format.FORMAT_VERSION,
         id=record.speaker_id,
         name=record.name,
@@ -258,6 +262,7 @@ def _new(
     return records.NewSpeaker(
         **sample,
         **{field: getattr(voice, field) for field in _AS_REGISTERED},
+        extras={**dict.fromkeys(records.EXTRAS), **voice.extras},
         embedding=None if embedding is None else records.unpack_embedding(embedding),
         tenant=tenant,
         name=name,

@@ -15,7 +15,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, opening_lock
-from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.errors import SpeakerExistsError, SpeakerRequestError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.logs import encodable, logger
 from vllm_tts_cache.store import stock_files
@@ -130,6 +130,8 @@ class StockImport:
         """
         try:
             yield
+        except SpeakerExistsError as exc:  # as an alias, which may be given up
+            self.skipped.append((file_name, str(exc)))
         except (StockFileError, SpeakerRequestError) as exc:
             self.skipped.append((file_name, str(exc)))
             if file is not None:

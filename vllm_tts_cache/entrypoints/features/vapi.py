@@ -1,8 +1,9 @@
 """Speaks for Vapi's custom voices, which send a text and a rate and play PCM."""
 
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import AfterValidator, BaseModel, Field
 
 from vllm_tts_cache.config import OUTPUT_RATES_HZ
@@ -45,6 +46,9 @@ async def speak_for_vapi(
     name: VoiceName, asked: VapiRequest, raw_request: Request
 ) -> Any:
     """Speak by a voice in 16-bit PCM of one channel, streamed, at the given rate."""
+    if raw_request.app.state.openai_serving_speech.cached_adapter is None:
+        reason = "sampleRate: this model has a rate of its own, and Vapi wants another"
+        raise HTTPException(HTTPStatus.BAD_REQUEST, reason)
     said = speech_formats.SpeechRequest(
         input=asked.message.text,
         voice=name,

@@ -56,6 +56,13 @@ async def upload_of_form(
         str | None,
         Form(description="other names: a JSON list", examples=['["alloy"]']),
     ] = None,
+    settings: Annotated[
+        str | None,
+        Form(
+            description="how it speaks where a request does not say: a JSON object",
+            examples=['{"speed": 0.9, "gain_db": 3}'],
+        ),
+    ] = None,
     expires_at: Annotated[
         str | None,
         Form(
@@ -92,7 +99,7 @@ async def upload_of_form(
         description=(speaker_description or "").strip() or None,
         language=(language or "").strip() or None,
         labels=parse_labels(labels),
-        extras=_parsed_extras(aliases=aliases),
+        extras=_parsed_extras(aliases=aliases, settings=settings),
         expires_at=parse_time(expires_at),
         idempotency_key=idempotency_key,
     )
@@ -126,6 +133,7 @@ class VoiceChanges(BaseModel):
     language: str | None = None
     labels: dict[str, str] | None = None
     aliases: list[str] | None = None
+    settings: dict[str, Any] | None = None
     ref_text: str | None = None
     expires_at: str | float | None = Field(
         default=None, description="ISO 8601 with a zone, or Unix seconds"
@@ -168,14 +176,21 @@ def parse_time(given: str | float | None) -> float | None:
 
 def parse_labels(text: str | None) -> dict[str, str]:
     """Parse a JSON object of texts. Raises: InvalidSpeakerError."""
-    if not (text or "").strip():
-        return {}
-    labels = _parse_json("labels", text or "")
-    texts = labels.values() if isinstance(labels, dict) else [None]
-    if not all(isinstance(text, str) for text in texts):
+    labels = parse_object("labels", text)
+    if not all(isinstance(text, str) for text in labels.values()):
         reason = 'it must be a JSON object of texts, as {"gender": "female"}'
         raise InvalidSpeakerError("labels", reason)
     return labels
+
+
+def parse_object(field: str, text: str | None) -> dict[str, Any]:
+    """Parse a JSON object, {} of no text. Raises: InvalidSpeakerError."""
+    if not (text or "").strip():
+        return {}
+    parsed = _parse_json(field, text or "")
+    if not isinstance(parsed, dict):
+        raise InvalidSpeakerError(field, "it must be a JSON object")
+    return parsed
 
 
 def parse_label_filters(filters: list[str]) -> dict[str, str]:

@@ -57,6 +57,11 @@ class Voice(Answer):
     aliases: list[str] | None = Field(
         default=None, description="what else it is called by", examples=[["alloy"]]
     )
+    settings: dict[str, Any] | None = Field(
+        default=None,
+        description="how it speaks where a request does not say",
+        examples=[{"speed": 0.9}],
+    )
     language: str | None = Field(default=None, examples=["de"])
     ref_text: str | None = None
     speaker_description: str | None = None

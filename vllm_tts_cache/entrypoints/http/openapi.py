@@ -129,7 +129,7 @@ HEAD = "The headers that a GET answers with: how long the file is, and its `ETag
 Answers = dict[int | str, dict[str, Any]]
 
 VoiceName = Annotated[
-    str, Path(description="its name or its id", examples=["keeper", VOICE_ID])
+    str, Path(description="its name, an alias or its id", examples=["keeper", VOICE_ID])
 ]
 ConsentId = Annotated[str, Path(description="its id", examples=[CONSENT_ID])]
 

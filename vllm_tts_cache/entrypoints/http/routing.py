@@ -62,6 +62,7 @@ _MAX_BYTES = {
     # The host takes texts and numbers there, and no audio.
     _GENERATE: _MIB,
     _IMPORT: bundle_format.MAX_BYTES + _MIB,
+    "/v1/vapi/{name}": _MIB,
 }
 _CHECKS: dict[str, Any] = dict.fromkeys((_SPEECH, _GENERATE), limits.check_speech)
 _CHECKS[_BATCH] = limits.check_batch

@@ -99,9 +99,7 @@ class CachedAdapter:
         request_speaker.unset_what_is_ignored(request, self._presets)
         clip, embedding = request.ref_audio, request.speaker_embedding
         names_none = clip is embedding is None and not (request.voice or "").strip()
-        if names_none and (default := self._service.default_voice(self._tenant.name)):
-            request.voice = default
-        elif self.tts_cache_needs_voice and names_none:
+        if self.tts_cache_needs_voice and names_none:
             return request_speaker.MISSING_VOICE
         if request_speaker.names_speaker(request, self._presets):
             return None
@@ -185,6 +183,8 @@ class CachedAdapter:
         find = self._service.lookups.find_to_speak
         if (found := await find(self._tenant, request.voice)) is None:
             raise errors.SpeakerNotFoundError(request.voice)
+        if found.record.extras_json is not None:
+            request_speaker.act(request, found.record.extras)
         return found
 
     async def _spoken(
@@ -200,7 +200,7 @@ class CachedAdapter:
                 embedding = await self._service.lookups.embedding(found.record)
                 named = request_speaker.as_clone(request, mode, stored_ref_text=None)
                 named.speaker_embedding = list(embedding)
-                self._check(named)
+                self.tts_cache_check(named)
                 return await self.speak(named, sampling_params_list, False)
             return await self._cloned(request, found, counted)
         except errors.GoneError:
@@ -226,7 +226,7 @@ class CachedAdapter:
             self._service.model.check_clips(record.num_clips)
             seen.ref_text = records.transcript_of_clips(seen.ref_text, record.num_clips)
         # Before the clip is fetched: a refused request must not fetch one.
-        self._check(seen)
+        self.tts_cache_check(seen)
         texts = await self.check_texts(seen, mode)
         with nullcontext() if found else self._service.places.inline(self._tenant):
             clip = await self._clip(request, record)
@@ -275,7 +275,8 @@ class CachedAdapter:
             return host.validate(request) and self.tts_cache_refusal
         return None
 
-    def _check(self, seen: Any) -> None:
+    def tts_cache_check(self, seen: Any) -> None:
+        """Check a clone's request as the host does. Raises: SpeakerRequestError."""
         host: Any = super()
         seen.ref_audio = _UNREAD_AUDIO
         problem = host.validate(seen)

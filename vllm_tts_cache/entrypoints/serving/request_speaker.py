@@ -6,7 +6,7 @@ requests reads them: a word in the place of a number would end the engine.
 
 import dataclasses
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,8 +35,7 @@ MISSING_VOICE = (
     "Invalid voice: the request names none ('default' and '' are none), and this model "
     "has no voice of its own. Send the name of a registered one (GET /v1/audio/voices "
     "lists them, POST /v1/audio/voices registers one from name, consent and "
-    "audio_sample), or a clip as ref_audio. SPEAKER_DEFAULT_VOICE names one for all "
-    "such requests."
+    "audio_sample), or a clip as ref_audio. A server can be given a default voice."
 )
 
 CacheOutcome = Literal["hit", "miss", "none"]
@@ -85,6 +84,16 @@ def names_speaker(request: Any, presets: Container[str]) -> bool:
     if request.ref_audio is not None:
         return True
     return request.voice is not None and request.voice.strip().lower() not in presets
+
+
+# How what is kept with a voice, of `records.EXTRAS`, acts on a request that names it.
+ACTING: dict[str, Callable[[Any, Any], None]] = {}
+
+
+def act(request: Any, extras: Mapping[str, Any]) -> None:
+    """Have what is kept with its voice act on a request."""
+    for name in extras.keys() & ACTING.keys():
+        ACTING[name](request, extras[name])
 
 
 def single_url(ref_audio: Any) -> str:

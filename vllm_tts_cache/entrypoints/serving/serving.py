@@ -173,7 +173,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return self._media_connector
 
     def check_new(
-        self, name: str, ref_text: str | None, extras: Mapping[str, Any] = {}
+        self, name: str, ref_text: str | None, extras: Mapping[str, Any]
     ) -> None:
         """Refuse a voice that no request could speak with, and a built-in name.
 
@@ -185,19 +185,24 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         takes_voices = other.takes_embeddings or other.takes_clips
         if self.note is not None and not takes_voices:
             raise served_model.CannotCloneError(self.note)
-        for each in (name, *(extras.get("aliases") or ())):
-            self._check_name(each)
+        self._check_name(name)
         self._check_ref_text(ref_text)
+        self.check_extras(extras)
 
     def check_changes(self, changes: SpeakerChanges) -> None:
         """Refuse a built-in name, and a transcript that the model would misread.
 
         Raises: InvalidSpeakerError.
         """
-        given = changes.given
-        for each in (given.get("name") or "", *(given.get("aliases") or ())):
-            self._check_name(each)
+        if "name" in changes.given:
+            self._check_name(changes.given["name"])
         self._check_ref_text(changes.given.get("ref_text"))
+        self.check_extras(changes.given)
+
+    def check_extras(self, extras: Mapping[str, Any]) -> None:
+        """Refuse aliases that are built-in names. Raises: InvalidSpeakerError."""
+        for alias in extras.get("aliases") or ():
+            self._check_name(alias)
 
     def _check_name(self, name: str) -> None:
         if fold(name) in {fold(builtin) for builtin in self.builtin_names}:
@@ -296,8 +301,24 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if self._diffusion_mode:  # which has no batches
             return await super().create_speech_batch(batch_request)
         named = [batch_request, *batch_request.items[: self._batch_max_items]]
+        for item in named[1:]:
+            self._name_default(item, batch_request)
         with host_speakers.known(await self._read_for_host(*named)):
             return await super().create_speech_batch(batch_request)
+
+    def _name_default(self, request: Any, batch: Any = None) -> None:
+        """Name the default voice, if there is one, in a request that names nobody.
+
+        An item of a batch speaks with the speaker of the batch if it names none.
+        """
+        for each in filter(None, (request, batch)):
+            named = (each.voice or "").strip().lower()
+            is_none = named in ("", request_speaker.PLACEHOLDER)
+            others = each.ref_audio, getattr(each, "speaker_embedding", None)
+            if not is_none or named in self.builtin_names or others != (None, None):
+                return
+        tenant = speaking_tenant(self.speakers.tenants)
+        request.voice = self.speakers.default_voice(tenant.name) or request.voice
 
     async def _read_for_host(
         self, *requests: Any
@@ -337,6 +358,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         Raises: RefusedRequestError inside a route of ours; else TTSCacheError.
         """
+        self._name_default(request)
         self.speakers.kv_warming.stop()
         # The same id each time: the client's request is aborted by it.
         prepare = functools.partial(
@@ -394,6 +416,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
         """Speak as the host does; the prompt names the speaker by content address."""
+        self._name_default(request)
         host = super()._create_diffusion_speech
         if (adapter := self._diffusion_adapter) is None:
             with host_speakers.known(await self._read_for_host(request)):

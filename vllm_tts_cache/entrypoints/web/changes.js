@@ -7,6 +7,16 @@ import { bytes, fromLocalField, seconds, toLocalField } from "./format.js";
 import { LabelEditor } from "./labels.js";
 
 const RETRY_SECONDS = 2;
+// Name, title, and what an input of it takes.
+const SETTINGS = [
+  ["speed", "Speed", { type: "number", min: 0.25, max: 4, step: 0.05 }],
+  ["gain_db", "Gain in dB", { type: "number", min: -24, max: 24, step: 0.5 }],
+  ["temperature", "Temperature", { type: "number", min: 0, max: 2, step: 0.05 }],
+  ["seed", "Seed", { type: "number", min: 0, step: 1 }],
+  ["language", "Language of speech", { maxlength: 64 }],
+  ["clone_mode", "Way of cloning", { maxlength: 64 }],
+  ["instructions", "Instructions", { maxlength: 2000 }],
+];
 
 /** The answer to the change, or null. Only what was changed is sent. */
 export function askEdit(voice) {
@@ -19,28 +29,36 @@ export function askEdit(voice) {
   };
   const name = input(voice.name, { required: true, maxlength: 128 });
   const description = input(voice.speaker_description, { maxlength: 2000 });
-  const aliases = input(voice.aliases?.join(", "), { maxlength: 2000 });
+  const aliases = el("textarea", { name: "aliases", rows: 2, maxlength: 3000 });
+  aliases.value = (voice.aliases ?? []).join("\n");
   const language = input(voice.language, { list: "languages", maxlength: 35 });
   const expires = input(toLocalField(voice.expires_at), { type: "datetime-local" });
   const said = transcriptFields(voice);
   const labels = new LabelEditor(voice.labels);
+  const settings = SETTINGS.map(([name, title, props]) => [name, title, input(voice.settings?.[name], { name, ...props })]);
+  const settingsNow = () => Object.fromEntries(settings
+    .filter(([, , node]) => node.value.trim())
+    .map(([name, , node]) => [name, node.type === "number" ? Number(node.value) : node.value.trim()]));
   const fields = [
     ["name", () => name.value.trim(), voice.name],
     ["speaker_description", () => description.value.trim() || null, voice.speaker_description ?? null],
     ["language", () => language.value.trim() || null, voice.language ?? null],
     ["ref_text", () => joined(said, voice), voice.ref_text ?? null],
     ["labels", () => labels.value, voice.labels],
-    ["aliases", () => aliases.value.split(",").map((each) => each.trim()).filter(Boolean), voice.aliases ?? []],
+    ["aliases", () => aliases.value.split("\n").map((each) => each.trim()).filter(Boolean), voice.aliases ?? []],
+    ["settings", settingsNow, ordered(voice.settings)],
   ];
   return openDialog({
     title: `Edit ${voice.name}`,
     body: [
       field("Name", name), field("Description", description),
-      field("Also called", aliases, "With commas between. A client that asks for one of these names gets this voice."),
+      field("Also called", aliases, "A line for each. A client that asks for one of these names gets this voice."),
       ...said.map((text, index) => field(said.length > 1 ? `What is said in clip ${index + 1}` : "What is said in the clip", text,
         index ? null : "It decides the ways of cloning; what is newly needed is encoded at once.")),
       el("div", { class: "pair" }, field("Language", language), field("Expires", expires)),
       labels.element,
+      el("details", { id: "settings" }, el("summary", {}, "How it speaks where a request does not say"),
+        settings.map(([, title, node]) => field(title, node))),
     ],
     submit: "Save",
     focus: name,
@@ -55,6 +73,11 @@ export function askEdit(voice) {
       return getJson(voicePath(voice.id), { method: "PATCH", json: changes });
     },
   });
+}
+
+/** Settings in the order of their inputs, to be compared. */
+function ordered(settings = {}) {
+  return Object.fromEntries(SETTINGS.map(([name]) => [name, settings[name]]).filter(([, value]) => value !== undefined));
 }
 
 /** A field for each clip: of several the transcript has a line for each. */

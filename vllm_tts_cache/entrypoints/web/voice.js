@@ -152,6 +152,7 @@ function facts(voice, modes) {
     ["Said in the clip", voice.ref_text && el("span", {}, saidIn(voice))],
     ["Labels", labels.length && el("span", { class: "chips" }, labels.map(([key, value]) => el("span", { class: "chip" }, `${key}: ${value}`)))],
     ["Also called", voice.aliases && voice.aliases.join(", ")],
+    ["Speaks with", voice.settings && Object.entries(voice.settings).map(([name, value]) => `${name} ${value}`).join(", ")],
     ["Language", voice.language],
     ["Ways of cloning", modes.map(modeTitle).join(", ")],
     ["Consent", voice.consent_id ? `recording ${voice.consent_id}` : voice.consent],

@@ -34,7 +34,7 @@ def add(
             help="many voices: a CSV file with the columns name, audio (a path from "
             "where the manifest is, or several with ; between), consent, ref_text, "
             "language, labels (JSON) or label:KEY, aliases (with ; between), "
-            "description, expires_at",
+            "settings (JSON), description, expires_at",
         ),
     ] = None,
     consent: Annotated[
@@ -53,6 +53,7 @@ def add(
     language: common.Language = None,
     label: common.Labels = None,
     alias: common.Aliases = None,
+    setting: common.Settings = None,
     description: common.Description = None,
     expires_at: common.ExpiresAt = None,
     replace: Annotated[
@@ -89,7 +90,8 @@ def add(
         read_manifest,
     )
 
-    texts = (ref_text, language, label, alias, description, expires_at)
+    extras = common.extras_of(alias, setting)
+    texts = (ref_text, language, label, extras, description, expires_at)
     try:
         if manifest is None:
             voices = [_of_arguments(name, clips or [], consent or "", *texts)]
@@ -133,11 +135,11 @@ def _of_arguments(
     ref_texts: list[str] | None,
     language: str | None,
     label: list[str] | None,
-    alias: list[str] | None,
+    extras: dict[str, Any],
     description: str | None,
     expires_at: str | None,
 ) -> "NewVoice":
-    from vllm_tts_cache.catalogue.records import joined_transcript
+    from vllm_tts_cache.catalogue.records import checked_extras, joined_transcript
     from vllm_tts_cache.entrypoints.cli.voices.manifest import ManifestError, NewVoice
     from vllm_tts_cache.entrypoints.http.forms import parse_time
 
@@ -153,7 +155,7 @@ def _of_arguments(
             ref_text=joined_transcript(ref_texts or [], len(clips)),
             language=language,
             labels=labels,
-            extras={"aliases": alias} if alias else {},
+            extras=checked_extras(extras),
             description=description,
         )
         voice.check()
@@ -175,12 +177,16 @@ def _add(
 
     Raises: RemoteError, StoppedError, OSError; ConfigError if the server's differs.
     """
+    from vllm_tts_cache.catalogue.names import fold
+
     is_alone = voice.row is None  # it comes from the command line, not a manifest
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
     there = bulk.patiently(partial(client.find, voice.name), stop)
     differing = list[str]()
     if there is not None:
         differing = voice.differences(there, [data for _, data in clips])
+        if fold(there["name"]) != fold(voice.name):
+            raise ConfigError(f"is an alias of {there['name']!r}; choose another name")
     details: dict[str, Any] = _row_of(voice)
     if there is not None and not differing and not there.get("audio_lost"):
         outcome, details["id"] = "unchanged", there.get("id")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
+from vllm_tts_cache.catalogue.records import EXTRAS
 from vllm_tts_cache.config import Settings, expanded, load_settings
 from vllm_tts_cache.entrypoints.cli.common import pairs
 from vllm_tts_cache.entrypoints.cli.voices import bulk
@@ -182,9 +183,9 @@ def differences(
         "language": bundled.language,
         "labels": bundled.labels,
         "expires_at": expires_at,
-        # A copy under another name leaves its aliases to the voice that has them.
-        **(bundled.extras if name == bundled.name else {}),
     }
+    if name == bundled.name:  # else a copy, which leaves aliases to who has them
+        ours |= {extra: bundled.extras.get(extra) for extra in EXTRAS}
     theirs = {"labels": {}, **there}
     if bundled.audio_sha256 is None and bundled.id == there.get("id"):
         # Without audio to compare, another date shows another registration.

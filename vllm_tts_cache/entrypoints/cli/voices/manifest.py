@@ -14,12 +14,12 @@ from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import expanded
-from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_time
+from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_object, parse_time
 from vllm_tts_cache.logs import utf8
 
 COLUMNS = (
     *("name", "audio", "consent", "ref_text", "language", "labels"),
-    *("aliases", "description", "expires_at"),
+    *("aliases", "settings", "description", "expires_at"),
 )
 _LABEL_COLUMN = "label:"
 _SEPARATOR = ";"
@@ -226,11 +226,9 @@ def _voice(
     for column, value in cells.items():
         if column.startswith(_LABEL_COLUMN) and value.strip():
             labels[column.removeprefix(_LABEL_COLUMN).strip()] = value.strip()
-    aliases = [
-        alias
-        for each in (cell("aliases") or "").split(_SEPARATOR)
-        if (alias := each.strip())
-    ]
+    aliases = [each.strip() for each in (cell("aliases") or "").split(_SEPARATOR)]
+    settings = parse_object("settings", cell("settings"))
+    extras = {"aliases": list(filter(None, aliases)), "settings": settings}
     if (audio := cell("audio")) is None:
         raise errors.InvalidAudioError("the column audio is empty")
     return NewVoice(
@@ -240,7 +238,7 @@ def _voice(
         ref_text=cell("ref_text"),
         language=cell("language"),
         labels=labels,
-        extras={"aliases": aliases} if aliases else {},
+        extras=records.checked_extras({n: v for n, v in extras.items() if v}),
         description=cell("description"),
         expires_at=parse_time(cell("expires_at")),
         row=row,

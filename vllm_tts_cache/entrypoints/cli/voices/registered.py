@@ -42,6 +42,7 @@ class Clearable(Enum):
     ref_text = "ref-text"
     labels = "labels"
     aliases = "aliases"
+    settings = "settings"
     expires_at = "expires-at"
 
 
@@ -240,6 +241,7 @@ def edit(
         typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
     ] = None,
     alias: common.Aliases = None,
+    setting: common.Settings = None,
     expires_at: common.ExpiresAt = None,
     clear: Annotated[
         list[Clearable] | None, typer.Option(help="take away; repeatable")
@@ -250,7 +252,7 @@ def edit(
 ) -> None:
     """Change a voice's name, texts, labels or expiry; its audio and its id stay.
 
-    The aliases that are given take the place of those that it had.
+    Aliases and settings that are given take the place of those that it had.
 
     JSON: what `PATCH /v1/audio/voices/NAME` answers.
     """
@@ -259,8 +261,8 @@ def edit(
         "speaker_description": description,
         "language": language,
         "ref_text": ref_text,
-        "aliases": alias,
         "expires_at": expires_at,
+        **common.extras_of(alias, setting),
     }
     changes = {field: value for field, value in given.items() if value is not None}
     for field in clear or ():

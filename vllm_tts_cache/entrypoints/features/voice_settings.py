@@ -1,0 +1,76 @@
+"""A voice's settings act where a request that names it leaves them open."""
+
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
+
+from vllm_tts_cache.entrypoints.serving import request_speaker
+from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerRequestError
+
+_FIELDS = ("language", "instructions", "seed")
+_OPTIONS = ("temperature", "clone_mode")
+
+# Of the request that this task, or one that it started, answers. A context variable,
+# because the host makes a file of samples without the request at hand.
+_gain_db: ContextVar[float] = ContextVar("gain_db", default=0.0)
+
+
+def act(request: Any, kept: dict[str, Any]) -> None:
+    """Set what the request leaves open.
+
+    Of batches and WebSockets the host makes requests of its own class that say a speed
+    of 1 where nobody did.
+    """
+    for name in _FIELDS:
+        if name in kept and getattr(request, name) in (None, ""):
+            setattr(request, name, kept[name])
+    says = type(request) is not OpenAICreateSpeechRequest
+    says = says and "speed" in request.model_fields_set
+    if "speed" in kept and not says and request.speed in (None, 1.0):
+        request.speed = kept["speed"]
+    options = {name: kept[name] for name in _OPTIONS if name in kept}
+    if options:
+        request.extra_params = {**options, **(request.extra_params or {})}
+    _gain_db.set(kept.get("gain_db", 0.0))
+
+
+request_speaker.ACTING["settings"] = act
+
+
+class ServingSpeech(CachedServingSpeech):
+    """Speech with the settings of its voice."""
+
+    async def _prepare_speech_generation(self, *args: Any, **kwargs: Any) -> Any:
+        _gain_db.set(0.0)  # of the request before, on the same socket
+        return await super()._prepare_speech_generation(*args, **kwargs)
+
+    def create_audio(self, audio_obj: Any) -> Any:
+        """Make a file, as loud as the voice is to be."""
+        if gain_db := _gain_db.get():
+            louder = np.asarray(audio_obj.audio_tensor) * 10 ** (gain_db / 20)
+            audio_obj.audio_tensor = np.clip(louder, -1.0, 1.0).astype(np.float32)
+        return super().create_audio(audio_obj)
+
+    def check_extras(self, extras: Any) -> None:
+        """Refuse settings with which the model would answer no request.
+
+        Raises: InvalidSpeakerError.
+        """
+        super().check_extras(extras)
+        adapter, kept = self.cached_adapter, extras.get("settings")
+        if not kept or adapter is None or not adapter.tts_cache_clones:
+            return
+        asked = OpenAICreateSpeechRequest(input="Hello.", ref_text="Hello.", voice="v")
+        act(asked, kept)
+        facts = request_speaker.clone_facts(
+            asked, stored_ref_text=None, is_inline=False
+        )
+        try:
+            mode = adapter.tts_cache_family.mode(facts)
+            seen = request_speaker.as_clone(asked, mode, stored_ref_text=None)
+            adapter.tts_cache_check(seen)
+        except SpeakerRequestError as exc:
+            raise InvalidSpeakerError("settings", str(exc)) from exc
