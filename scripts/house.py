@@ -25,7 +25,10 @@ except ModuleNotFoundError:  # Python 3.10
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vllm_tts_cache"
 # Modules that can be cut one by one, so they have a budget of their own.
-FEATURES = (f"{PACKAGE}.entrypoints.features", f"{PACKAGE}.catalogue.voice_settings")
+FEATURES = (
+    f"{PACKAGE}.entrypoints.features",
+    *(f"{PACKAGE}.catalogue.{name}" for name in ("aliases", "voice_settings")),
+)
 HOST = ("vllm", "vllm_omni")
 
 

@@ -148,11 +148,6 @@ _IS_IMMUTABLE = (
 CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice first."
 
 
-def an_alias(name_key: str) -> str:
-    """Return the hint that a voice has this alias."""
-    return f"and has the alias {name_key!r}. Choose another, or PATCH its aliases."
-
-
 class SpeakerExistsError(SpeakerRequestError, status=409):
     """The name is taken.
 

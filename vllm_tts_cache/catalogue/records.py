@@ -13,11 +13,11 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from vllm_tts_cache.catalogue import voice_settings
+from vllm_tts_cache.catalogue import aliases, voice_settings
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.tenants import DEFAULT_TENANT
@@ -26,29 +26,18 @@ MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
 MAX_EMBEDDING_DIM = 4096
 AUDIO = "audio"  # a stored file that is no encoding
 MAX_LABELS = 20
-MAX_ALIASES = 20
 MAX_LABEL_KEY_CHARS = 64
 MAX_LABEL_VALUE_CHARS = 128
-_Aliases = Annotated[list[str], msgspec.Meta(max_length=MAX_ALIASES)]
 _MAX_LANGUAGE_CHARS = 35  # what RFC 5646 asks a program to make room for
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # The first moment of the year 10000, which no date has room for.
 _END_OF_TIME = 253_402_300_800.0
 
 
-def _checked_aliases(given: Any) -> list[str]:
-    try:
-        named = msgspec.convert(given, _Aliases)
-        return list({fold(each): clean_new(each) for each in named}.values())
-    except (msgspec.ValidationError, InvalidSpeakerError) as exc:
-        reason = exc.reason if isinstance(exc, InvalidSpeakerError) else str(exc)
-        raise InvalidSpeakerError("aliases", reason) from exc
-
-
 # What else may be kept with a voice: each function returns what is kept of a value, or
 # raises InvalidSpeakerError.
 EXTRAS: dict[str, Callable[[Any], Any]] = {
-    "aliases": _checked_aliases,
+    "aliases": aliases.checked,
     "settings": voice_settings.checked,
 }
 

@@ -30,7 +30,7 @@ metadata = MetaData()
 
 # Compared and ordered by code point, as SQLite does it: a server's database would
 # otherwise use the order of its locale.
-_TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 # SQLite before 3.32 takes 999 parameters at most.
 PER_STATEMENT = 500
@@ -51,28 +51,28 @@ speaker = Table(
     "speaker",
     metadata,
     _numbered("generation"),
-    Column("tenant", _TEXT, nullable=False),
-    Column("name_key", _TEXT, nullable=False),
-    Column("name", _TEXT, nullable=False),
-    Column("audio_sha256", _TEXT),
+    Column("tenant", TEXT, nullable=False),
+    Column("name_key", TEXT, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("audio_sha256", TEXT),
     Column("num_samples", BigInteger, nullable=False),
     Column("sample_rate_hz", Integer, nullable=False),
-    Column("ref_text", _TEXT),
-    Column("consent", _TEXT, nullable=False),
-    Column("description", _TEXT),
-    Column("mime_type", _TEXT),
-    Column("original_filename", _TEXT),
+    Column("ref_text", TEXT),
+    Column("consent", TEXT, nullable=False),
+    Column("description", TEXT),
+    Column("mime_type", TEXT),
+    Column("original_filename", TEXT),
     Column("file_size", BigInteger),
     Column("created_at", Float, nullable=False),
-    Column("speaker_id", _TEXT, nullable=False),
-    Column("consent_id", _TEXT),
-    Column("language", _TEXT),
-    Column("labels_json", _TEXT),
-    Column("search_text", _TEXT, nullable=False),
+    Column("speaker_id", TEXT, nullable=False),
+    Column("consent_id", TEXT),
+    Column("language", TEXT),
+    Column("labels_json", TEXT),
+    Column("search_text", TEXT, nullable=False),
     Column("expires_at", Float),
     Column("updated_at", Float),
     Column("clip_starts_json", Text),
-    Column("extras_json", _TEXT),
+    Column("extras_json", TEXT),
     Column("embedding", LargeBinary),
     Column("precompute", Integer, nullable=False, default=1),
     UniqueConstraint("tenant", "name_key"),
@@ -92,23 +92,13 @@ speaker_label = Table(
     "speaker_label",
     metadata,
     Column("generation", BigInteger, primary_key=True),
-    Column("label_key", _TEXT, primary_key=True),
-    Column("label_value", _TEXT, nullable=False),
-    Column("tenant", _TEXT, nullable=False),
-    Column("name_key", _TEXT, nullable=False),
+    Column("label_key", TEXT, primary_key=True),
+    Column("label_value", TEXT, nullable=False),
+    Column("tenant", TEXT, nullable=False),
+    Column("name_key", TEXT, nullable=False),
     Column("created_at", Float, nullable=False),
     Index("speaker_label_name", "tenant", "label_key", "label_value", "name_key"),
     Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
-)
-
-# What else a voice is called by. Deleted with its speaker's row; no alias of a tenant
-# is another voice's name.
-speaker_alias = Table(
-    "speaker_alias",
-    metadata,
-    Column("tenant", _TEXT, primary_key=True),
-    Column("alias_key", _TEXT, primary_key=True),
-    Column("generation", BigInteger, nullable=False, index=True),
 )
 
 # Recordings in which a person consents to being cloned; their audio is stored as that
@@ -117,11 +107,11 @@ consent = Table(
     "consent",
     metadata,
     _numbered("number"),
-    Column("consent_id", _TEXT, nullable=False, unique=True),
-    Column("tenant", _TEXT, nullable=False),
-    Column("name", _TEXT, nullable=False),
-    Column("language", _TEXT, nullable=False),
-    Column("audio_sha256", _TEXT, nullable=False),
+    Column("consent_id", TEXT, nullable=False, unique=True),
+    Column("tenant", TEXT, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("language", TEXT, nullable=False),
+    Column("audio_sha256", TEXT, nullable=False),
     Column("num_samples", BigInteger, nullable=False),
     Column("sample_rate_hz", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -137,14 +127,14 @@ stored_file = Table(
     "stored_file",
     metadata,
     _numbered("id"),
-    Column("audio_sha256", _TEXT, nullable=False),
-    Column("artifact", _TEXT, nullable=False),
-    Column("segment", _TEXT, nullable=False),
+    Column("audio_sha256", TEXT, nullable=False),
+    Column("artifact", TEXT, nullable=False),
+    Column("segment", TEXT, nullable=False),
     Column("is_audio", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("used_at", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("object_name", _TEXT),
+    Column("object_name", TEXT),
     Column("is_suspect", Integer, nullable=False, default=0),
     UniqueConstraint("audio_sha256", "artifact"),
     Index("stored_file_use", "segment", "is_audio", "used_at"),
@@ -156,9 +146,9 @@ stored_file = Table(
 failed_encode = Table(
     "failed_encode",
     metadata,
-    Column("audio_sha256", _TEXT, primary_key=True),
-    Column("artifact", _TEXT, primary_key=True),
-    Column("reason", _TEXT, nullable=False),
+    Column("audio_sha256", TEXT, primary_key=True),
+    Column("artifact", TEXT, primary_key=True),
+    Column("reason", TEXT, nullable=False),
     Column("num_attempts", Integer, nullable=False),
     Column("next_try", Float, nullable=False),
     Index("failed_encode_try", "next_try"),
@@ -168,7 +158,7 @@ failed_encode = Table(
 usage = Table(
     "usage",
     metadata,
-    Column("segment", _TEXT, primary_key=True),
+    Column("segment", TEXT, primary_key=True),
     Column("is_audio", Integer, primary_key=True),
     Column("num_files", BigInteger, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
@@ -179,7 +169,7 @@ usage = Table(
 tenant_usage = Table(
     "tenant_usage",
     metadata,
-    Column("tenant", _TEXT, primary_key=True),
+    Column("tenant", TEXT, primary_key=True),
     Column("num_voices", BigInteger, nullable=False),
     Column("num_consents", BigInteger, nullable=False),
     Column("audio_bytes", BigInteger, nullable=False),
@@ -189,8 +179,8 @@ tenant_usage = Table(
 tenant_audio = Table(
     "tenant_audio",
     metadata,
-    Column("tenant", _TEXT, primary_key=True),
-    Column("audio_sha256", _TEXT, primary_key=True),
+    Column("tenant", TEXT, primary_key=True),
+    Column("audio_sha256", TEXT, primary_key=True),
     Column("num_owners", BigInteger, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
 )
@@ -202,12 +192,12 @@ deletion = Table(
     "deletion",
     metadata,
     _numbered("id"),
-    Column("audio_sha256", _TEXT),
-    Column("name_hash", _TEXT),
+    Column("audio_sha256", TEXT),
+    Column("name_hash", TEXT),
     Column("requested_at", Float, nullable=False),
     Column("files_removed", Integer, nullable=False),
-    Column("public_id", _TEXT),
-    Column("tenant", _TEXT, nullable=False),
+    Column("public_id", TEXT),
+    Column("tenant", TEXT, nullable=False),
     Index("deletion_name", "name_hash"),
     Index("deletion_public_id", "public_id"),
     Index("deletion_files", "files_removed"),
@@ -217,7 +207,7 @@ deletion = Table(
 participant = Table(
     "participant",
     metadata,
-    Column("id", _TEXT, primary_key=True),
+    Column("id", TEXT, primary_key=True),
     Column("joined_at", Float, nullable=False),
 )
 
@@ -225,7 +215,7 @@ participant = Table(
 confirmation = Table(
     "confirmation",
     metadata,
-    Column("participant_id", _TEXT, ForeignKey("participant.id"), primary_key=True),
+    Column("participant_id", TEXT, ForeignKey("participant.id"), primary_key=True),
     Column("deletion_id", BigInteger, ForeignKey("deletion.id"), primary_key=True),
     Index("confirmation_deletion", "deletion_id"),
 )
@@ -243,9 +233,9 @@ secret = Table(
 done_request = Table(
     "done_request",
     metadata,
-    Column("key_hash", _TEXT, primary_key=True),
-    Column("request_hash", _TEXT, nullable=False),
-    Column("speaker_id", _TEXT, nullable=False),
+    Column("key_hash", TEXT, primary_key=True),
+    Column("request_hash", TEXT, nullable=False),
+    Column("speaker_id", TEXT, nullable=False),
     Column("done_at", Float, nullable=False),
     Index("done_request_time", "done_at"),
 )
@@ -255,10 +245,10 @@ done_request = Table(
 imported_file = Table(
     "imported_file",
     metadata,
-    Column("file_name", _TEXT, primary_key=True),
+    Column("file_name", TEXT, primary_key=True),
     Column("mtime_ns", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("name_key", _TEXT),
+    Column("name_key", TEXT),
     Column("created_at", Float),
     Column("deleted_at", Float),
     Column("deletion_id", BigInteger),
@@ -273,9 +263,9 @@ on_server = MetaData()
 binding = Table(
     "binding",
     on_server,
-    Column("catalogue_id", _TEXT, primary_key=True),
-    Column("directory_id", _TEXT, nullable=False),
-    Column("place", _TEXT, nullable=False),
+    Column("catalogue_id", TEXT, primary_key=True),
+    Column("directory_id", TEXT, nullable=False),
+    Column("place", TEXT, nullable=False),
 )
 
 # Until when a participant's lease lasts, in Unix seconds of the server's clock, and for
@@ -283,7 +273,7 @@ binding = Table(
 lease = Table(
     "lease",
     on_server,
-    Column("participant_id", _TEXT, primary_key=True),
+    Column("participant_id", TEXT, primary_key=True),
     Column("until", Float, nullable=False),
     Column("seconds", Float, nullable=False),
 )
@@ -293,8 +283,8 @@ lease = Table(
 loose_object = Table(
     "loose_object",
     on_server,
-    Column("object_name", _TEXT, primary_key=True),
-    Column("audio_sha256", _TEXT, nullable=False),
+    Column("object_name", TEXT, primary_key=True),
+    Column("audio_sha256", TEXT, nullable=False),
     Column("removable_from", Float, nullable=False),
     Index("loose_object_audio", "audio_sha256"),
     Index("loose_object_time", "removable_from"),
@@ -304,8 +294,8 @@ loose_object = Table(
 encode_turn = Table(
     "encode_turn",
     on_server,
-    Column("key_digest", _TEXT, primary_key=True),
-    Column("holder", _TEXT, nullable=False),
+    Column("key_digest", TEXT, primary_key=True),
+    Column("holder", TEXT, nullable=False),
     Column("until", Float, nullable=False),
 )
 

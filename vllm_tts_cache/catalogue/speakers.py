@@ -16,7 +16,7 @@ from sqlalchemy import (
     select,
 )
 
-from vllm_tts_cache.catalogue import owners, schema
+from vllm_tts_cache.catalogue import aliases, owners, schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.names import (
     VOICE_PREFIX,
@@ -36,11 +36,10 @@ from vllm_tts_cache.catalogue.records import (
 from vllm_tts_cache.catalogue.schema import (
     failed_encode,
     speaker,
-    speaker_alias,
     speaker_label,
     stored_file,
 )
-from vllm_tts_cache.errors import CHOOSE_ANOTHER, SpeakerExistsError, an_alias
+from vllm_tts_cache.errors import SpeakerExistsError
 
 # Speakers that one statement of `unencoded` looks at: a quarter of a second.
 _LOOKED_AT = 20_000
@@ -66,13 +65,6 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
-_IS_ALIAS = (speaker_alias.c.tenant == bindparam("tenant")) & (
-    speaker_alias.c.alias_key == bindparam("alias_key")
-)
-_OF_ALIAS = select(speaker_alias.c.generation).where(_IS_ALIAS)
-# Of a voice that has expired, and is not deleted yet.
-_FREE_ALIAS = speaker_alias.delete().where(_IS_ALIAS)
-_HAS_ALIAS = speaker.c.generation == _OF_ALIAS.scalar_subquery()
 _SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
 _artifacts = (
@@ -86,9 +78,9 @@ _EXPIRED = (
     .where(speaker.c.expires_at <= bindparam("now"))
     .limit(1)
 )
-_IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID, "alias_key": _HAS_ALIAS}
+_IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID, "alias_key": aliases.HAS_ALIAS}
 _BY = {column: RECORDS.where(where) for column, where in _IS.items()}
-_CALLED = RECORDS.where(_IS_NAMED | _HAS_ALIAS)
+_CALLED = RECORDS.where(_IS_NAMED | aliases.HAS_ALIAS)
 _WITH_ARTIFACTS = {
     column: query.add_columns(_artifacts) for column, query in _BY.items()
 }
@@ -149,8 +141,8 @@ def replace(
     values["extras_json"] = to_json(extras) if extras else None
     starts = new.clip_starts
     values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
-    aliases = extras.get("aliases") or ()
-    searched = search_text(new.name, new.description, *new.labels.values(), *aliases)
+    texts = *new.labels.values(), *(extras.get("aliases") or ())
+    searched = search_text(new.name, new.description, *texts)
     values["search_text"] = searched
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at
@@ -158,8 +150,8 @@ def replace(
     owners.count(db, new.tenant, voices=1)
     if new.labels:
         _label(db, record)
-    if aliases:
-        _alias(db, record)
+    if record.extras_json is not None:
+        aliases.store(db, record.tenant, record.generation, record.aliases)
     return record
 
 
@@ -170,7 +162,7 @@ def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> 
     new = {**values, "search_text": search_text(*texts)}
     db.execute(speaker.update().where(where).values(**new))
     _label(db, record)
-    _alias(db, record)
+    aliases.store(db, record.tenant, record.generation, record.aliases)
 
 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
@@ -184,23 +176,8 @@ def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | No
     if found is None or found.name_key == name_key:
         return found
     if not found.has_expired(schema.now(db)):  # else its names are free
-        raise SpeakerExistsError(found.name, hint=an_alias(name_key))
+        raise SpeakerExistsError(found.name, hint=aliases.an_alias(name_key))
     return None
-
-
-def check_free(db: Connection, record: SpeakerRecord, name_key: str) -> None:
-    """Refuse a name that is another voice's, or an alias of one.
-
-    Raises: SpeakerExistsError.
-    """
-    where = {"tenant": record.tenant, "name_key": name_key, "alias_key": name_key}
-    for row in db.execute(_CALLED, where):
-        other = of_row(row)
-        is_own = other.generation == record.generation
-        if not is_own and not other.has_expired(schema.now(db)):
-            is_name = other.name_key == name_key
-            hint = CHOOSE_ANOTHER if is_name else an_alias(name_key)
-            raise SpeakerExistsError(other.name, hint=hint)
 
 
 def delete(db: Connection, record: SpeakerRecord) -> None:
@@ -208,7 +185,7 @@ def delete(db: Connection, record: SpeakerRecord) -> None:
     number = record.generation
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
     if record.extras_json is not None:
-        db.execute(speaker_alias.delete().where(speaker_alias.c.generation == number))
+        aliases.delete(db, number)
     db.execute(speaker.delete().where(speaker.c.generation == number))
     owners.count(db, record.tenant, voices=-1)
     if record.audio_sha256 is not None:
@@ -328,17 +305,7 @@ def problems(db: Connection) -> list[str]:
         for generation, name, name_key in db.execute(query)
         if name_key != fold(name)
     ]
-    now = schema.now(db)
-    pairs = db.execute(select(speaker_alias.c.generation, speaker_alias.c.alias_key))
-    rows = {(number, key) for number, key in pairs}
-    for row in db.execute(RECORDS.where(speaker.c.extras_json.is_not(None))):
-        record = of_row(row)
-        kept = {(record.generation, fold(alias)) for alias in record.aliases}
-        # Another voice may have taken those of one that has expired.
-        if not kept <= rows and not record.has_expired(now):
-            found.append(f"speaker {record.generation}: an alias is not looked up")
-        rows -= kept
-    return [*found, *(f"alias of {number}: no voice has it" for number, _ in rows)]
+    return [*found, *aliases.problems(db)]
 
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
@@ -362,13 +329,3 @@ def _label(db: Connection, record: SpeakerRecord) -> None:
     ]
     if rows:
         db.execute(speaker_label.insert(), rows)
-
-
-def _alias(db: Connection, record: SpeakerRecord) -> None:
-    number = record.generation
-    db.execute(speaker_alias.delete().where(speaker_alias.c.generation == number))
-    for key in set(map(fold, record.aliases)):
-        check_free(db, record, key)
-        row = {"tenant": record.tenant, "alias_key": key, "generation": number}
-        db.execute(_FREE_ALIAS, {"tenant": record.tenant, "alias_key": key})
-        db.execute(speaker_alias.insert(), row)

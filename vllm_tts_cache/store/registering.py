@@ -11,7 +11,14 @@ from sqlalchemy import Connection, bindparam, select
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
+from vllm_tts_cache.catalogue import (
+    aliases,
+    deletions,
+    owners,
+    schema,
+    speakers,
+    stored_files,
+)
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
 from vllm_tts_cache.catalogue.names import fold, is_consent_id
@@ -197,7 +204,8 @@ class Registrations:
             if "expires_at" in changes.given:
                 check_is_to_come(after.expires_at, now)
             if after.name_key != before.name_key:
-                speakers.check_free(db, before, after.name_key)
+                number, key = before.generation, after.name_key
+                aliases.check_free(db, tenant, number, key)
                 if tenant == DEFAULT_TENANT:
                     stock_files.rename(db, before.name_key, after.name_key)
             speakers.change(db, after, columns)
