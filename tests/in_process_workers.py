@@ -183,6 +183,18 @@ def decoded(audio):
     return DecodedAudio(audio, ())
 
 
+def order_of(encoder):
+    """The audios that it encodes from now on, in their order."""
+    order, encode = [], encoder.encode
+
+    def noted(audio):
+        order.append(audio.audio_sha256)
+        return encode(audio)
+
+    encoder.encode = noted
+    return order
+
+
 def new_speaker(name, audio, **fields):
     return NewSpeaker(
         name=name,

@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.fault.held import ON_DEMAND, Held, with_all_threads
 from tests.fault.hostile_input import NUM_CASES
+from tests.in_process_workers import order_of
 from tests.speaking import wav
 from tests.speech_server import Server, listening, running
 from tests.unit import test_inline
@@ -147,23 +148,11 @@ async def nothing_is_left(server, before):
     assert server.service.store.verify() == []
 
 
-def in_order(encoder):
-    """What the encoder encodes from now on."""
-    encoded, encode = [], encoder.encode
-
-    def noted(audio):
-        encoded.append(audio.audio_sha256)
-        return encode(audio)
-
-    encoder.encode = noted
-    return encoded
-
-
 @WAYS
 async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
     """A registered voice waited 41 s behind 200 abandoned jobs of 0.2 s."""
     speaker = server.encoders[0]
-    encoded = in_order(speaker)
+    encoded = order_of(speaker)
     async with listening(server.app) as port:
         before = Held(asyncio.get_running_loop())
         speaker.gate.clear()

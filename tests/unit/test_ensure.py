@@ -11,6 +11,7 @@ from tests.in_process_workers import (
     InProcessEngine,
     SpectrumEncoder,
     clip,
+    order_of,
     ref_of,
     store_clip,
     worker_speakers,
@@ -105,18 +106,6 @@ async def rig_of(tmp_path):
 @pytest.fixture
 async def rig(rig_of):
     return rig_of()
-
-
-def order_of(encoder):
-    """The audios that it encodes from now on, in their order."""
-    order, encode = [], encoder.encode
-
-    def noted(audio):
-        order.append(audio.audio_sha256)
-        return encode(audio)
-
-    encoder.encode = noted
-    return order
 
 
 def hold_up_answers(rig, monkeypatch):
