@@ -28,6 +28,8 @@ PACKAGE = "vllm_tts_cache"
 FEATURES = (
     f"{PACKAGE}.entrypoints.features",
     *(f"{PACKAGE}.catalogue.{name}" for name in ("aliases", "voice_settings")),
+    f"{PACKAGE}.catalogue.voice_usage",
+    *(f"{PACKAGE}.entrypoints.cli.voices.{name}" for name in ("options", "usage")),
 )
 HOST = ("vllm", "vllm_omni")
 

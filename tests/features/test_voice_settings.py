@@ -2,6 +2,7 @@
 
 import base64
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
 from tests.speaking import BY_SOCKET, WAYS, refusal, registered, wav
+from tests.speech_server import listening
 
 VOICES = "/v1/audio/voices"
 KEPT = {"temperature": 0.5, "seed": 7, "language": "German", "speed": 0.5}
@@ -61,16 +63,24 @@ async def test_they_act_where_a_request_leaves_them_open(server, asked):
 async def test_a_gain_is_of_one_voice_and_ends_at_full_scale(server, asked):
     await registered(server)
     await registered(server, "Bob", pitch_hz=210.0)
-    for gain_db, expected in ((6.0206, 2 * LEVEL), (-20, LEVEL / 10), (24, 1.0)):
-        await change(server, settings={"gain_db": gain_db})
-        for fields in ({}, {"stream_format": "audio"}):
-            body = {"voice": "Ann", "response_format": "pcm", **fields}
-            assert level((await server.speak(**body)).content) == pytest.approx(
-                expected, abs=1e-3
-            )
-    items = [{"input": "Hi.", "voice": name} for name in ("Ann", "Bob")]
-    batch = {"items": items, "response_format": "pcm"}
-    answer = await server.client.post("/v1/audio/speech/batch", json=batch)
+    async with (
+        listening(server.app) as port,  # each request in a task of its own
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+
+        async def said(**fields):
+            body = {"input": "Hi.", "response_format": "pcm", **fields}
+            return level((await client.post("/v1/audio/speech", json=body)).content)
+
+        for gain_db, expected in ((6.0206, 2 * LEVEL), (-20, LEVEL / 10), (24, 1.0)):
+            await change(server, settings={"gain_db": gain_db})
+            for fields in ({}, {"stream_format": "audio"}):
+                found = await said(voice="Ann", **fields)
+                assert found == pytest.approx(expected, abs=1e-3)
+                assert await said(voice="Bob", **fields) == pytest.approx(0.1, abs=1e-3)
+        items = [{"input": "Hi.", "voice": name} for name in ("Ann", "Bob")]
+        batch = {"items": items, "response_format": "pcm"}
+        answer = await client.post("/v1/audio/speech/batch", json=batch)
     found = [base64.b64decode(each["audio_data"]) for each in answer.json()["results"]]
     assert list(map(level, found)) == pytest.approx([1.0, LEVEL], abs=1e-3)
     for speak in BY_SOCKET:

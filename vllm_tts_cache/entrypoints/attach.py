@@ -74,7 +74,7 @@ def attach() -> None:
     from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints.features.voice_settings import ServingSpeech
+    from vllm_tts_cache.entrypoints.features.serving import ServingSpeech
     from vllm_tts_cache.entrypoints.http import page
     from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
@@ -122,12 +122,18 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """Return the routers of all our routes but the page's."""
-    from vllm_tts_cache.entrypoints.features import open_webui, speech_formats, vapi
+    from vllm_tts_cache.entrypoints.features import (
+        open_webui,
+        speech_formats,
+        usage,
+        vapi,
+    )
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    ours = voices, clips, consents, speech_routes, speech_formats, open_webui, vapi
-    return tuple(each.router for each in ours)
+    ours = voices, clips, consents, speech_routes
+    features = speech_formats, open_webui, usage, vapi
+    return tuple(each.router for each in ours + features)
 
 
 def attach_offline() -> None:

@@ -77,18 +77,6 @@ Labels = Annotated[
 Description = Annotated[str | None, typer.Option(help="free text")]
 Language = Annotated[str | None, typer.Option(help="as de or pt-BR")]
 RefText = Annotated[str | None, typer.Option(help="what is said in the clip")]
-Aliases = Annotated[
-    list[str] | None,
-    typer.Option("--alias", metavar="NAME", help="another name; may be repeated"),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--setting",
-        metavar="NAME=VALUE",
-        help="how it speaks unless a request says so, as speed=0.9; may be repeated",
-    ),
-]
 ExpiresAt = Annotated[
     str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
 ]
@@ -226,24 +214,6 @@ def leave(status: int) -> None:
     """End the command with a status, unless it is 0. Raises: typer.Exit."""
     if status:
         raise typer.Exit(status)
-
-
-def extras_of(aliases: list[str] | None, settings: list[str] | None) -> dict[str, Any]:
-    """Return what is given of them, by the names of the routes' fields.
-
-    A setting is JSON, or a text. Raises: ConfigError.
-    """
-    parsed: dict[str, Any] = {}
-    for each in settings or ():
-        name, is_pair, value = each.partition("=")
-        if not is_pair:
-            raise ConfigError(f"--setting {each!r}: write it as NAME=VALUE")
-        try:
-            parsed[name] = json.loads(value)
-        except ValueError:
-            parsed[name] = value
-    given = {"aliases": aliases, "settings": parsed}
-    return {name: value for name, value in given.items() if value}
 
 
 def pairs(labels: list[str] | None) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """A voice's settings act where a request that names it leaves them open."""
 
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,6 @@ from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerRequestError
 
 _FIELDS = ("language", "instructions", "seed")
 _OPTIONS = ("temperature", "clone_mode")
-
-# Of the request that this task, or one that it started, answers. A context variable,
-# because the host makes a file of samples without the request at hand.
-_gain_db: ContextVar[float] = ContextVar("gain_db", default=0.0)
 
 
 def act(request: Any, kept: dict[str, Any]) -> None:
@@ -34,22 +29,20 @@ def act(request: Any, kept: dict[str, Any]) -> None:
     options = {name: kept[name] for name in _OPTIONS if name in kept}
     if options:
         request.extra_params = {**options, **(request.extra_params or {})}
-    _gain_db.set(kept.get("gain_db", 0.0))
+    if "gain_db" in kept and (speaking := request_speaker.SPEAKING.get()) is not None:
+        speaking.notes["gain_db"] = kept["gain_db"]
 
 
 request_speaker.ACTING["settings"] = act
 
 
-class ServingSpeech(CachedServingSpeech):
+class Speech(CachedServingSpeech):
     """Speech with the settings of its voice."""
-
-    async def _prepare_speech_generation(self, *args: Any, **kwargs: Any) -> Any:
-        _gain_db.set(0.0)  # of the request before, on the same socket
-        return await super()._prepare_speech_generation(*args, **kwargs)
 
     def create_audio(self, audio_obj: Any) -> Any:
         """Make a file, as loud as the voice is to be."""
-        if gain_db := _gain_db.get():
+        speaking = request_speaker.SPEAKING.get()
+        if speaking is not None and (gain_db := speaking.notes.get("gain_db")):
             louder = np.asarray(audio_obj.audio_tensor) * 10 ** (gain_db / 20)
             audio_obj.audio_tensor = np.clip(louder, -1.0, 1.0).astype(np.float32)
         return super().create_audio(audio_obj)

@@ -183,6 +183,8 @@ class CachedAdapter:
         find = self._service.lookups.find_to_speak
         if (found := await find(self._tenant, request.voice)) is None:
             raise errors.SpeakerNotFoundError(request.voice)
+        if (speaking := request_speaker.SPEAKING.get()) is not None:
+            speaking.record = found.record
         if found.record.extras_json is not None:
             request_speaker.act(request, found.record.extras)
         return found

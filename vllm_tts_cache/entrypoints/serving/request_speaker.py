@@ -17,6 +17,7 @@ from msgspec import Meta
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http.limits import check_scheme
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.speaker.family import (
@@ -84,6 +85,37 @@ def names_speaker(request: Any, presets: Container[str]) -> bool:
     if request.ref_audio is not None:
         return True
     return request.voice is not None and request.voice.strip().lower() not in presets
+
+
+@dataclass(slots=True, eq=False)
+class Speaking:
+    """A request that is being spoken.
+
+    Attributes:
+        request: What was asked.
+        record: The registered voice that speaks, once it is found.
+        notes: What else is to be known where a file is made of samples.
+    """
+
+    request: Any = None
+    record: SpeakerRecord | None = None
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# A context variable, because the host makes a file of samples without the request. It
+# prepares a stream in a task whose variables those who read the stream do not see; so
+# the route sets it, and what it holds is changed.
+SPEAKING: ContextVar[Speaking | None] = ContextVar("speaking", default=None)
+
+
+def begin(request: Any) -> None:
+    """Have a request, of a batch or a socket also the next one, be what is spoken."""
+    speaking = SPEAKING.get()
+    if speaking is None or not request.is_streaming():
+        SPEAKING.set(Speaking(request))
+    else:
+        speaking.request, speaking.record = request, None
+        speaking.notes.clear()
 
 
 # How what is kept with a voice, of `records.EXTRAS`, acts on a request that names it.

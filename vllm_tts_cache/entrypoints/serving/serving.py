@@ -98,16 +98,6 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         is_taken = self.cached_adapter and request.sample_rate in OUTPUT_RATES_HZ
         return None if is_taken else super()._validate_speech_sample_rate(request)
 
-    async def _check_model(self, request: Any) -> Any:
-        error: Any = await super()._check_model(request)
-        if error is not None:
-            error.error.message += (
-                " GET /v1/models lists the names that this server answers to; "
-                "`vllm serve MODEL --omni --served-model-name tts-1 gpt-4o-mini-tts` "
-                "gives it others."
-            )
-        return error
-
     # -------- what our parts ask about the model
 
     @property
@@ -301,24 +291,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if self._diffusion_mode:  # which has no batches
             return await super().create_speech_batch(batch_request)
         named = [batch_request, *batch_request.items[: self._batch_max_items]]
-        for item in named[1:]:
-            self._name_default(item, batch_request)
         with host_speakers.known(await self._read_for_host(*named)):
             return await super().create_speech_batch(batch_request)
-
-    def _name_default(self, request: Any, batch: Any = None) -> None:
-        """Name the default voice, if there is one, in a request that names nobody.
-
-        An item of a batch speaks with the speaker of the batch if it names none.
-        """
-        for each in filter(None, (request, batch)):
-            named = (each.voice or "").strip().lower()
-            is_none = named in ("", request_speaker.PLACEHOLDER)
-            others = each.ref_audio, getattr(each, "speaker_embedding", None)
-            if not is_none or named in self.builtin_names or others != (None, None):
-                return
-        tenant = speaking_tenant(self.speakers.tenants)
-        request.voice = self.speakers.default_voice(tenant.name) or request.voice
 
     async def _read_for_host(
         self, *requests: Any
@@ -358,7 +332,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         Raises: RefusedRequestError inside a route of ours; else TTSCacheError.
         """
-        self._name_default(request)
+        request_speaker.begin(request)
         self.speakers.kv_warming.stop()
         # The same id each time: the client's request is aborted by it.
         prepare = functools.partial(
@@ -416,7 +390,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
         """Speak as the host does; the prompt names the speaker by content address."""
-        self._name_default(request)
+        request_speaker.begin(request)
         host = super()._create_diffusion_speech
         if (adapter := self._diffusion_adapter) is None:
             with host_speakers.known(await self._read_for_host(request)):

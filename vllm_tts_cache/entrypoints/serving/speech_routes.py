@@ -92,6 +92,7 @@ async def create_speech(
     """As stock, plus a header; a stream answers when its first audio is there."""
     # Called here, as a dependency would cost FastAPI more time than the call.
     tenant = tenant_of(raw_request.state.caller)
+    request_speaker.SPEAKING.set(request_speaker.Speaking())
     with speaking_for(tenant), request_speaker.observe_outcomes() as outcomes:
         response: Any = await api_server.create_speech(request, raw_request)
         if isinstance(response, StreamingResponse):

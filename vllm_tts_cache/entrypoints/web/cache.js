@@ -2,7 +2,7 @@
 
 import { getJson } from "./api.js";
 import { bar, byId, el, showError } from "./dom.js";
-import { bytes, number } from "./format.js";
+import { bytes, number, seconds } from "./format.js";
 
 const REFRESH_MS = 2000;
 let timer = null;
@@ -21,7 +21,8 @@ document.addEventListener("visibilitychange", () => {
 async function refresh({ isBackground = true } = {}) {
   clearTimeout(timer);
   try {
-    render(await getJson("audio/speaker_cache", { isBackground }));
+    const usage = await getJson("audio/usage?limit=1", { isBackground }).catch(() => null); // another version
+    render(await getJson("audio/speaker_cache", { isBackground }), usage?.totals);
     showError(byId("cache-error"), null);
   } catch (error) {
     const wantsKey = error.status === 401;
@@ -34,7 +35,7 @@ async function refresh({ isBackground = true } = {}) {
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-function render(stats) {
+function render(stats, spoken) {
   const workers = stats.workers ?? [];
   const hits = sum(workers.map(({ hits }) => sum(Object.values(hits ?? {}))));
   const misses = sum(workers.map(({ misses = 0 }) => misses));
@@ -51,6 +52,8 @@ function render(stats) {
       card("Encodes", number(encodes), "since the workers started"),
       card("In flight", number(inFlight), `${number(waiting)} waiting, ${number(stats.flights ?? 0)} waited for here`),
       ...storage(stats.storage),
+      spoken ? card("Spoken in 30 days", seconds(spoken.seconds),
+        `${number(spoken.requests)} requests, ${number(spoken.characters)} characters`) : null,
       card("Prompts without a speaker", number(failed), failed ? "requests were ended for want of one" : "as it should be"),
       stats.deletions?.unfinished
         ? card("Deletions under way", number(stats.deletions.unfinished), "they go on by themselves") : null),

@@ -1,7 +1,7 @@
 """``vllm-tts-cache voices``: the voices of a server, or of a stopped one."""
 
 from vllm_tts_cache.entrypoints.cli.common import STATUSES, examples, new_app
-from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, registered
+from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, registered, usage
 
 # In the order in which they are listed, with their examples.
 _COMMANDS = {
@@ -67,6 +67,11 @@ _COMMANDS = {
         "vllm-tts-cache voices import backup/*.voice --directory /srv/speakers",
         "# a whole library; run it again to go on after Ctrl-C",
         "vllm-tts-cache voices import backup/ --jobs 8",
+    ),
+    "usage": (
+        usage.usage,
+        "vllm-tts-cache voices usage --since 2026-11-01",
+        "vllm-tts-cache voices usage --json | jq .totals",
     ),
     "try": (
         registered.try_,

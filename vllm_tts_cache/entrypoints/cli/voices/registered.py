@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.voices import bulk
+from vllm_tts_cache.entrypoints.cli.voices import bulk, options
 from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
 from vllm_tts_cache.files import storage_errors
 
@@ -240,8 +240,8 @@ def edit(
         list[str] | None,
         typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
     ] = None,
-    alias: common.Aliases = None,
-    setting: common.Settings = None,
+    alias: options.Aliases = None,
+    setting: options.Settings = None,
     expires_at: common.ExpiresAt = None,
     clear: Annotated[
         list[Clearable] | None, typer.Option(help="take away; repeatable")
@@ -262,7 +262,7 @@ def edit(
         "language": language,
         "ref_text": ref_text,
         "expires_at": expires_at,
-        **common.extras_of(alias, setting),
+        **options.extras_of(alias, setting),
     }
     changes = {field: value for field, value in given.items() if value is not None}
     for field in clear or ():

@@ -1,0 +1,116 @@
+"""How much each voice spoke, by day."""
+
+from datetime import date, timedelta
+
+import pytest
+
+from tests.cli_runs import run
+from tests.contract.test_cli_voices import Served, clip_bytes, serving
+from tests.speaking import WAYS, data_url, refusal, registered
+from tests.two_tenants import ADMIN_KEY, two_tenants
+from vllm_tts_cache.catalogue import voice_usage
+from vllm_tts_cache.catalogue.voice_usage import Counts, Key
+
+USAGE = "/v1/audio/usage"
+DAY = date(2026, 11, 28)
+
+
+@pytest.mark.every_backend
+def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
+    store = open_here()
+    keys = [
+        Key((DAY - timedelta(days=n)).isoformat(), tenant, f"voice_{voice}")
+        for n in range(3)
+        for tenant in ("acme", "zenith")
+        for voice in range(2)
+    ]
+    with store.database.write() as db:
+        for _ in range(2):
+            voice_usage.add(db, dict.fromkeys(keys, Counts(1, 10, 0.5)))
+
+    def shown(tenant, days, limit=99, after=""):
+        with store.database.read() as db:
+            first = DAY - timedelta(days=days)
+            return voice_usage.between(db, tenant, first, DAY, limit, after)
+
+    rows, totals = shown("acme", 1)
+    assert totals == {"requests": 8, "characters": 80, "seconds": 4.0}
+    assert [row["day"] for row in rows] == ["2026-11-28"] * 2 + ["2026-11-27"] * 2
+    assert {row["tenant"] for row in rows} == {"acme"}
+    found, after = [], ""
+    while True:
+        page, totals = shown(None, 2, 5, after)
+        assert totals["requests"] == 24
+        found += page
+        if len(page) < 5:
+            break
+        after = page[-1]["cursor"]
+    assert {(row["day"], row["tenant"], row["speaker_id"]) for row in found} == {*keys}
+    assert len(found) == len(keys)
+    with store.database.write() as db:
+        voice_usage.delete_before(db, DAY)
+    assert len(shown(None, 99)[0]) == 4
+
+
+async def test_each_way_to_speak_is_counted_once(server):
+    await registered(server)
+    await server.client.patch("/v1/audio/voices/Ann", json={"aliases": ["alloy"]})
+    for speak in WAYS:
+        assert await refusal(speak, server, voice="alloy") is None
+    await server.speak(ref_audio=data_url(pitch_hz=210.0), ref_text="words")
+    await server.speak(voice="nobody")
+    answer = (await server.client.get(USAGE)).json()
+    (row,) = answer["data"]
+    assert (row["name"], row["requests"]) == ("Ann", len(WAYS))
+    assert answer["totals"] == {
+        n: row[n] for n in ("requests", "characters", "seconds")
+    }
+    # "Hello." or, of a batch, "Hi."; and 0.1 s of a whole answer, 0.2 s of a stream.
+    assert 3 * len(WAYS) < row["characters"] <= 6 * len(WAYS)
+    assert 0.1 * len(WAYS) <= row["seconds"] <= 0.2 * len(WAYS) + 0.01
+    await server.client.delete("/v1/audio/voices/Ann")
+    (row,) = (await server.client.get(USAGE)).json()["data"]
+    assert row["name"] is None and row["requests"] == len(WAYS)
+
+
+async def test_what_was_not_written_is_written_at_the_end(server):
+    await registered(server)
+    await server.speak(voice="Ann")
+    server.handler.tally.shutdown()
+    with server.service.store.database.read() as db:
+        rows, _ = voice_usage.between(db, None, date.today(), date.max, 9, "")
+    assert [row["requests"] for row in rows] == [1]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["since=2026-11-28&until=2026-11-27", "since=2020-01-01", "limit=0", "since=x"],
+)
+async def test_days_that_cannot_be_are_a_400(server, query):
+    assert (await server.client.get(f"{USAGE}?{query}")).status_code == 400
+
+
+async def test_a_tenant_sees_its_own(default_checkpoint, tmp_path, monkeypatch):
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+        for side in (host.us, host.them):
+            await side.register("Ann", side.clip())
+            assert (await side.speak(voice="Ann")).status_code == 200
+        for side in (host.us, host.them):
+            (row,) = (await side.client.get(USAGE)).json()["data"]
+            assert row["requests"] == 1 and "tenant" not in row
+        async with host.client(ADMIN_KEY) as admin:
+            rows = (await admin.get(USAGE)).json()["data"]
+        assert {row["tenant"] for row in rows} == {"acme", "zenith"}
+        assert (await host.anyone.get(USAGE)).status_code == 401
+
+
+async def test_the_command_line_shows_it(default_checkpoint, tmp_path, monkeypatch):
+    made = Served(default_checkpoint, tmp_path / "speakers", monkeypatch)
+    async with serving(made) as server:
+        assert "no voice spoke" in (await run("voices", "usage", url=server.url)).err
+        await server.register("Ann", clip_bytes())
+        assert (await server.speak(voice="Ann")).status_code == 200
+        done = await run("voices", "usage", url=server.url)
+        assert done.status == 0 and "Ann" in done.out and "total" in done.out
+        done = await run("voices", "usage", "--json", url=server.url)
+        assert done.json["totals"]["requests"] == 1

@@ -1,0 +1,217 @@
+"""``GET /v1/audio/usage``: how much each voice spoke, by day.
+
+A process counts in memory and writes every few seconds; one that is killed loses what
+it has not written yet. Registered voices are counted, on the plugin's families.
+"""
+
+import asyncio
+import time
+from datetime import date, datetime, timedelta, timezone
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from vllm_tts_cache.catalogue import voice_usage
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.catalogue.voice_usage import Counts, Key
+from vllm_tts_cache.entrypoints.http import models, routing
+from vllm_tts_cache.entrypoints.http.callers import AnyCaller
+from vllm_tts_cache.entrypoints.http.openapi import answers
+from vllm_tts_cache.entrypoints.http.voices import Handler
+from vllm_tts_cache.entrypoints.serving import request_speaker
+from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.errors import InvalidSpeakerError, StorageError, TTSCacheError
+from vllm_tts_cache.logs import ThrottledLog
+
+WRITE_SECONDS = 10.0
+KEPT_DAYS = 400
+MAX_DAYS = 366
+MAX_ROWS = 1000
+# Voices that speak between two writes; more are not counted while no write succeeds.
+MAX_COUNTED = 10_000
+# A request's characters are counted with its first audio.
+_COUNTED = "is_counted"
+
+throttled = ThrottledLog()
+router = APIRouter(route_class=routing.GuardedRoute)
+
+
+class Tally:
+    """Counts what voices speak; for the event loop only.
+
+    Args:
+        database: Where the counts are written.
+    """
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._counts: dict[Key, Counts] = {}
+        self._threads = BoundedExecutor("usage", num_threads=1, max_waiting=64)
+        self._task: asyncio.Task[None] | None = None
+        self._last_day = ""
+
+    def add(self, record: SpeakerRecord, counts: Counts) -> None:
+        """Count for a voice, today."""
+        day = datetime.now(timezone.utc).date().isoformat()
+        key = Key(day, record.tenant, record.speaker_id)
+        if key not in self._counts and len(self._counts) >= MAX_COUNTED:
+            throttled.warn_of("usage", "Too many voices speak to be counted.")
+            return
+        self._counts[key] = self._counts.get(key, Counts()).plus(counts)
+        if self._task is None:
+            self._task = asyncio.create_task(self._write_regularly())
+
+    async def write(self) -> None:
+        """Write what was counted. Raises: StorageError, and the counts stay."""
+        taken, self._counts = self._counts, {}
+        try:
+            await self._threads.run(self._write, taken)
+        except BaseException:
+            for key, counts in taken.items():
+                self._counts[key] = self._counts.get(key, Counts()).plus(counts)
+            raise
+
+    def shutdown(self) -> None:
+        """Write the rest, if the catalogue answers."""
+        if self._task is not None:
+            self._task.cancel()
+        self._threads.shutdown()
+        try:
+            self._write(self._counts)
+        except StorageError as exc:
+            throttled.warn_of("usage", "Usage is lost: %s", exc.log_text)
+
+    async def _write_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            try:
+                await self.write()
+            except TTSCacheError as exc:  # the next write has these counts as well
+                message = "Usage is not written: %s"
+                throttled.warn_of("usage", message, exc.log_text)
+
+    def _write(self, spoken: dict[Key, Counts]) -> None:
+        if not spoken:
+            return
+        with self._database.write() as db:
+            voice_usage.add(db, spoken)
+            newest = max(spoken).day
+            if newest != self._last_day:
+                oldest = date.fromisoformat(newest) - timedelta(days=KEPT_DAYS)
+                voice_usage.delete_before(db, oldest)
+        self._last_day = newest
+
+
+class Speech(CachedServingSpeech):
+    """Speech that is counted."""
+
+    tally: Tally
+
+    def _start(self) -> None:
+        super()._start()
+        self.tally = Tally(self.speakers.store.database)
+
+    def shutdown(self) -> None:
+        """Write what was counted, and stop."""
+        self.tally.shutdown()
+        super().shutdown()
+
+    def create_audio(self, audio_obj: Any) -> Any:
+        """Make a file, and count how long it lasts."""
+        speaking = request_speaker.SPEAKING.get()
+        if speaking is not None and speaking.record is not None:
+            num_samples = max(audio_obj.audio_tensor.shape, default=0)
+            seconds = num_samples / audio_obj.sample_rate / (audio_obj.speed or 1.0)
+            first = (
+                () if _COUNTED in speaking.notes else (1, len(speaking.request.input))
+            )
+            speaking.notes[_COUNTED] = True
+            counts = Counts(*first or (0, 0), seconds)
+            self.tally.add(speaking.record, counts)
+        return super().create_audio(audio_obj)
+
+
+class Spoken(models.Answer):
+    """What was spoken."""
+
+    requests: int = Field(examples=[12])
+    characters: int = Field(description="of the inputs", examples=[420])
+    seconds: float = Field(description="of audio", examples=[31.4])
+
+
+class SpokenByVoice(Spoken):
+    """What a voice spoke on a day."""
+
+    day: date = Field(description="in UTC", examples=["2026-11-28"])
+    voice_id: str = Field(examples=[models.VOICE_ID])
+    name: str | None = Field(
+        description="null of a voice that is deleted", examples=["keeper"]
+    )
+    tenant: str | None = Field(
+        default=None, description="for an administrator", examples=["acme"]
+    )
+
+
+class Usage(models.Answer):
+    """A page, newest day first."""
+
+    object: Literal["list"]
+    data: list[SpokenByVoice]
+    totals: Spoken = Field(description="of all pages")
+    next: str | None = Field(
+        default=None, description="give it as `after`; missing on the last page"
+    )
+
+
+def _today() -> date:
+    return datetime.fromtimestamp(time.time(), timezone.utc).date()
+
+
+@router.get("/v1/audio/usage", responses=answers(Usage))
+async def show_usage(
+    handler: Handler,
+    caller: AnyCaller,
+    since: Annotated[
+        date | None, Query(description="30 days ago without", examples=["2026-11-01"])
+    ] = None,
+    until: Annotated[
+        date | None, Query(description="today without", examples=["2026-11-28"])
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS, examples=[100])] = MAX_ROWS,
+    after: Annotated[
+        str, Query(max_length=256, description="`next` of the last page", examples=[""])
+    ] = "",
+) -> Any:
+    """Show how much each voice spoke on each day: all tenants' for an administrator.
+
+    Days are those of UTC. Other servers of a fleet add theirs within ten seconds.
+    """
+    last = until or _today()
+    first = since or last - timedelta(days=30)
+    if not 0 <= (last - first).days <= MAX_DAYS:
+        reason = f"until must be after since, and at most {MAX_DAYS} days"
+        raise InvalidSpeakerError("since", reason)
+    await cast(Speech, handler).tally.write()
+    tenant = None if caller.tenant is None else caller.tenant.name
+    store, reads = handler.speakers.store, handler.speakers.lookups.reads
+
+    def look() -> Any:
+        with store.database.read() as db:
+            return voice_usage.between(db, tenant, first, last, limit, after)
+
+    rows, totals = await reads.run(look)
+    data = [
+        {
+            "day": row["day"],
+            "voice_id": row["speaker_id"],
+            "name": row["name"],
+            **({"tenant": row["tenant"]} if tenant is None else {}),
+            **{n: row[n] for n in Counts._fields},
+        }
+        for row in rows
+    ]
+    answer = {"object": "list", "data": data, "totals": totals}
+    return {**answer, "next": rows[-1]["cursor"]} if len(rows) == limit else answer
