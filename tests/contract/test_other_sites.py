@@ -61,7 +61,7 @@ async def test_it_changes_nothing_and_speaks_nothing(server):
     started_with(server)
     await server.register("Ann", wav())
     operations = sorted(changing())
-    assert len(operations) == 13
+    assert len(operations) == 14
     # Over plain HTTP a browser does not say that it is another site's.
     unmarked = {"Origin": "http://server.example"}
     pages = of_page(), of_page(site="same-site"), unmarked

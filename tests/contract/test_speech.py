@@ -227,7 +227,7 @@ HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
 
 async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
-    """Ten calls from the host's side to ours, and one for each message of the client.
+    """Twelve calls from the host to ours, and one for each message of the client.
 
     None can go while the host is as it is. FastAPI calls a route before it reads the
     body (`guarded`), for each message (`_bounded` counts what comes; of this client two
@@ -235,8 +235,9 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     limits are looked at before pydantic looks (`json`), and with what it has read
     (`create_speech`). The serving class has one place where a request becomes a prompt
     (`_prepare_speech_generation`), and asks its adapter twice there. The outputs it
-    takes from us one by one, as a prompt may be lost (`_until_begun`). Once the speaker
-    was resolved around the host as well.
+    takes from us one by one, as a prompt may be lost (`_until_begun`). Features hint at
+    names of models (`_check_model`), and count and amplify what is made of samples
+    (`create_audio`).
     """
     await registered(server)
     await server.speak(voice="Ann")
@@ -268,11 +269,12 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
     first, rate = "guarded _bounded _bounded json", " _validate_speech_sample_rate "
-    first += f" _from_any_client create_speech{rate}_prepare_speech_generation"
+    first += f" _from_any_client create_speech{rate}_check_model"
+    first += f" _prepare_speech_generation{rate}validate build _until_begun"
     called.reverse()
     called.remove("_bounded")  # which the host listens to beside what it does
     called.reverse()
-    assert called == f"{first}{rate}validate build _until_begun".split()
+    assert called == f"{first} create_audio".split()
     # Those that await the host or the client, and the outputs.
     waiting = {"guarded", "create_speech", "_prepare_speech_generation", "build"}
     assert resumed <= waiting | {"_until_begun"}

@@ -1,15 +1,17 @@
 """How much each voice spoke, by day."""
 
+import asyncio
 from datetime import date, timedelta
 
 import pytest
 
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
-from tests.speaking import WAYS, data_url, refusal, registered
+from tests.speaking import WAYS, by_websocket, data_url, refusal, registered, wav
 from tests.two_tenants import ADMIN_KEY, two_tenants
 from vllm_tts_cache.catalogue import voice_usage
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
+from vllm_tts_cache.entrypoints.serving import request_speaker
 
 USAGE = "/v1/audio/usage"
 DAY = date(2026, 11, 28)
@@ -25,10 +27,10 @@ def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
         for voice in range(2)
     ]
     with store.database.write() as db:
-        for _ in range(2):
+        for _ in range(2):  # inserted, then added to
             voice_usage.add(db, dict.fromkeys(keys, Counts(1, 10, 0.5)))
 
-    def shown(tenant, days, limit=99, after=""):
+    def shown(tenant, days, limit=99, after=None):
         with store.database.read() as db:
             first = DAY - timedelta(days=days)
             return voice_usage.between(db, tenant, first, DAY, limit, after)
@@ -37,14 +39,10 @@ def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
     assert totals == {"requests": 8, "characters": 80, "seconds": 4.0}
     assert [row["day"] for row in rows] == ["2026-11-28"] * 2 + ["2026-11-27"] * 2
     assert {row["tenant"] for row in rows} == {"acme"}
-    found, after = [], ""
-    while True:
-        page, totals = shown(None, 2, 5, after)
-        assert totals["requests"] == 24
+    found, after = [], None
+    while page := shown(None, 2, 5, after)[0]:
         found += page
-        if len(page) < 5:
-            break
-        after = page[-1]["cursor"]
+        after = Key(*(page[-1][name] for name in Key._fields))
     assert {(row["day"], row["tenant"], row["speaker_id"]) for row in found} == {*keys}
     assert len(found) == len(keys)
     with store.database.write() as db:
@@ -78,16 +76,54 @@ async def test_what_was_not_written_is_written_at_the_end(server):
     await server.speak(voice="Ann")
     server.handler.tally.shutdown()
     with server.service.store.database.read() as db:
-        rows, _ = voice_usage.between(db, None, date.today(), date.max, 9, "")
+        rows, _ = voice_usage.between(db, None, date.min, date.max, 9, None)
     assert [row["requests"] for row in rows] == [1]
 
 
 @pytest.mark.parametrize(
     "query",
-    ["since=2026-11-28&until=2026-11-27", "since=2020-01-01", "limit=0", "since=x"],
+    [
+        *(
+            "since=2026-11-28&until=2026-11-27",
+            "since=2020-01-01",
+            "limit=0",
+            "since=x",
+        ),
+        *("after=zzz", "after=2026-11-28/a/%00", "after=x/y/z"),
+    ],
 )
 async def test_days_that_cannot_be_are_a_400(server, query):
     assert (await server.client.get(f"{USAGE}?{query}")).status_code == 400
+
+
+async def test_sockets_beside_one_another_are_counted_apart(server):
+    for name, pitch_hz in (("Ann", 120.0), ("Bob", 210.0)):
+        await registered(server, name, pitch_hz=pitch_hz)
+    # Servers accept connections in the context in which the host has warmed up.
+    request_speaker.SPEAKING.set(request_speaker.Speaking())
+    said = (by_websocket(server, voice=name) for name in ("Ann", "Bob"))
+    assert await asyncio.gather(*said) == [None, None]
+    rows = (await server.client.get(USAGE)).json()["data"]
+    assert {row["name"]: row["requests"] for row in rows} == {"Ann": 1, "Bob": 1}
+    assert rows[0]["seconds"] == rows[1]["seconds"]
+
+
+async def test_pages_end(server):
+    tally = server.handler.tally
+    records = [(await server.register(name, wav())).json()["voice"] for name in "abc"]
+    for each in records:
+        record = server.service.store.find(each["id"]).record
+        tally.add(record, Counts(1, 1, 1.0))
+    assert (await server.client.get(f"{USAGE}?until=0001-01-01")).json()["data"] == []
+    seen, after = [], ""
+    while after is not None:
+        query = {"limit": 2, "after": after}
+        page = (await server.client.get(USAGE, params=query)).json()
+        seen += [row["name"] for row in page["data"]]
+        after = page.get("next")
+    assert sorted(seen) == ["a", "b", "c"] and len(page["data"]) == 1
+    whole = (await server.client.get(f"{USAGE}?limit=3")).json()
+    assert "next" not in whole and whole["totals"]["requests"] == 3
 
 
 async def test_a_tenant_sees_its_own(default_checkpoint, tmp_path, monkeypatch):

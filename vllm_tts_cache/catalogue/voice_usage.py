@@ -11,12 +11,13 @@ from sqlalchemy import (
     Float,
     Index,
     Table,
-    bindparam,
     func,
     select,
     tuple_,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.schema import TEXT, metadata, speaker
 
 # Of a deleted voice its random id stays, and no name.
@@ -33,15 +34,6 @@ voice_usage = Table(
 )
 _COUNTED = ("requests", "characters", "seconds")
 _row = voice_usage.c
-_ADD = (
-    voice_usage.update()
-    .where(
-        _row.day == bindparam("of_day"),
-        _row.tenant == bindparam("of_tenant"),
-        _row.speaker_id == bindparam("of_speaker"),
-    )
-    .values({name: _row[name] + bindparam(f"more_{name}") for name in _COUNTED})
-)
 
 
 class Key(NamedTuple):
@@ -70,12 +62,11 @@ class Counts(NamedTuple):
 
 def add(db: Connection, spoken: Mapping[Key, Counts]) -> None:
     """Add to what was counted before."""
-    for key, counts in spoken.items():
-        where = {"of_day": key.day, "of_tenant": key.tenant}
-        where["of_speaker"] = key.speaker_id
-        more = {f"more_{n}": value for n, value in counts._asdict().items()}
-        if db.execute(_ADD, where | more).rowcount == 0:
-            db.execute(voice_usage.insert(), key._asdict() | counts._asdict())
+    insert: Any = postgresql.insert if schema.is_postgres(db) else sqlite.insert
+    new = insert(voice_usage)
+    sums = {name: _row[name] + new.excluded[name] for name in _COUNTED}
+    new = new.on_conflict_do_update(index_elements=list(Key._fields), set_=sums)
+    db.execute(new, [k._asdict() | counts._asdict() for k, counts in spoken.items()])
 
 
 def delete_before(db: Connection, day: date) -> None:
@@ -84,7 +75,12 @@ def delete_before(db: Connection, day: date) -> None:
 
 
 def between(
-    db: Connection, tenant: str | None, first: date, last: date, limit: int, after: str
+    db: Connection,
+    tenant: str | None,
+    first: date,
+    last: date,
+    limit: int,
+    after: Key | None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a page of rows, newest day first, and the sums of all that are asked for.
 
@@ -94,7 +90,7 @@ def between(
         first: The first day.
         last: The last day.
         limit: Rows at most.
-        after: The cursor of the last row of the page before; empty for the first page.
+        after: The last row of the page before; None for the first page.
     """
     asked = [_row.day >= first.isoformat(), _row.day <= last.isoformat()]
     if tenant is not None:
@@ -107,17 +103,11 @@ def between(
         .join(speaker, speaker.c.speaker_id == _row.speaker_id, isouter=True)
         .where(*asked)
     )
-    if after:
-        day, _, rest = after.partition("/")
-        tenant, _, speaker_id = rest.partition("/")
-        query = query.where(tuple_(*order) < (day, tenant, speaker_id))
+    if after is not None:
+        query = query.where(tuple_(*order) < tuple(after))
     query = query.order_by(*(column.desc() for column in order))
     rows = db.execute(query.limit(limit)).mappings()
-    shown = [
-        {**row, "cursor": "/".join((row["day"], row["tenant"], row["speaker_id"]))}
-        for row in rows
-    ]
-    return shown, {
+    return [dict(row) for row in rows], {
         "requests": int(totals["requests"]),
         "characters": int(totals["characters"]),
         "seconds": float(totals["seconds"]),

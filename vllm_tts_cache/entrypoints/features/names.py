@@ -1,10 +1,11 @@
 """The default voice, and a hint where a model's name is not known."""
 
+import asyncio
 from typing import Any
 
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
-from vllm_tts_cache.tenants import speaking_tenant
+from vllm_tts_cache.tenants import is_speaking, speaking_tenant
 
 
 class Speech(CachedServingSpeech):
@@ -27,11 +28,17 @@ class Speech(CachedServingSpeech):
         self._name_default(request)
         return await super()._create_diffusion_speech(request)
 
+    async def warmup(self) -> None:
+        """Warm up as the host does, which does it in the task that serves all."""
+        await asyncio.create_task(super().warmup())
+
     def _name_default(self, request: Any, batch: Any = None) -> None:
         """Name the default voice, if there is one, in a request that names nobody.
 
         An item of a batch speaks with the speaker of the batch if it names none.
         """
+        if not is_speaking():  # a request of the server's own
+            return
         for each in filter(None, (request, batch)):
             named = (each.voice or "").strip().lower()
             is_none = named in ("", request_speaker.PLACEHOLDER)

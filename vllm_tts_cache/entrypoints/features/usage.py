@@ -5,7 +5,7 @@ it has not written yet. Registered voices are counted, on the plugin's families.
 """
 
 import asyncio
-import time
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, Literal, cast
 
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from vllm_tts_cache.catalogue import voice_usage
 from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
 from vllm_tts_cache.entrypoints.http import models, routing
@@ -28,12 +29,13 @@ from vllm_tts_cache.logs import ThrottledLog
 
 WRITE_SECONDS = 10.0
 KEPT_DAYS = 400
-MAX_DAYS = 366
+USUAL_DAYS, MAX_DAYS = 30, 366
 MAX_ROWS = 1000
 # Voices that speak between two writes; more are not counted while no write succeeds.
 MAX_COUNTED = 10_000
-# A request's characters are counted with its first audio.
-_COUNTED = "is_counted"
+_AT_ONCE = 500
+# A request's characters are counted with its first audio, which is noted.
+_FIRST = "first_audio"
 
 throttled = ThrottledLog()
 router = APIRouter(route_class=routing.GuardedRoute)
@@ -51,18 +53,21 @@ class Tally:
         self._counts: dict[Key, Counts] = {}
         self._threads = BoundedExecutor("usage", num_threads=1, max_waiting=64)
         self._task: asyncio.Task[None] | None = None
-        self._last_day = ""
+        self._last_day: date | None = None
 
     def add(self, record: SpeakerRecord, counts: Counts) -> None:
         """Count for a voice, today."""
-        day = datetime.now(timezone.utc).date().isoformat()
-        key = Key(day, record.tenant, record.speaker_id)
+        key = Key(self.today().isoformat(), record.tenant, record.speaker_id)
         if key not in self._counts and len(self._counts) >= MAX_COUNTED:
             throttled.warn_of("usage", "Too many voices speak to be counted.")
             return
         self._counts[key] = self._counts.get(key, Counts()).plus(counts)
         if self._task is None:
             self._task = asyncio.create_task(self._write_regularly())
+
+    def today(self) -> date:
+        """Return the day in UTC, by the catalogue's clock: those of machines differ."""
+        return datetime.fromtimestamp(self._database.now(), timezone.utc).date()
 
     async def write(self) -> None:
         """Write what was counted. Raises: StorageError, and the counts stay."""
@@ -79,8 +84,9 @@ class Tally:
         if self._task is not None:
             self._task.cancel()
         self._threads.shutdown()
+        taken, self._counts = self._counts, {}
         try:
-            self._write(self._counts)
+            self._write(taken)
         except StorageError as exc:
             throttled.warn_of("usage", "Usage is lost: %s", exc.log_text)
 
@@ -96,13 +102,15 @@ class Tally:
     def _write(self, spoken: dict[Key, Counts]) -> None:
         if not spoken:
             return
-        with self._database.write() as db:
-            voice_usage.add(db, spoken)
-            newest = max(spoken).day
-            if newest != self._last_day:
-                oldest = date.fromisoformat(newest) - timedelta(days=KEPT_DAYS)
-                voice_usage.delete_before(db, oldest)
-        self._last_day = newest
+        keys = sorted(spoken)
+        for start in range(0, len(keys), _AT_ONCE):  # others write between
+            with self._database.write() as db:
+                some = keys[start : start + _AT_ONCE]
+                voice_usage.add(db, {key: spoken.pop(key) for key in some})
+        if (today := self.today()) != self._last_day:
+            with self._database.write() as db:
+                voice_usage.delete_before(db, today - timedelta(days=KEPT_DAYS))
+            self._last_day = today
 
 
 class Speech(CachedServingSpeech):
@@ -121,17 +129,15 @@ class Speech(CachedServingSpeech):
 
     def create_audio(self, audio_obj: Any) -> Any:
         """Make a file, and count how long it lasts."""
+        num_samples = max(audio_obj.audio_tensor.shape, default=0)
+        seconds = num_samples / audio_obj.sample_rate / (audio_obj.speed or 1.0)
+        made = super().create_audio(audio_obj)
         speaking = request_speaker.SPEAKING.get()
-        if speaking is not None and speaking.record is not None:
-            num_samples = max(audio_obj.audio_tensor.shape, default=0)
-            seconds = num_samples / audio_obj.sample_rate / (audio_obj.speed or 1.0)
-            first = (
-                () if _COUNTED in speaking.notes else (1, len(speaking.request.input))
-            )
-            speaking.notes[_COUNTED] = True
-            counts = Counts(*first or (0, 0), seconds)
-            self.tally.add(speaking.record, counts)
-        return super().create_audio(audio_obj)
+        if num_samples and speaking is not None and speaking.record is not None:
+            is_first = speaking.notes.setdefault(_FIRST, audio_obj) is audio_obj
+            said = (1, len(speaking.request.input)) if is_first else (0, 0)
+            self.tally.add(speaking.record, Counts(*said, seconds))
+        return made
 
 
 class Spoken(models.Answer):
@@ -166,8 +172,18 @@ class Usage(models.Answer):
     )
 
 
-def _today() -> date:
-    return datetime.fromtimestamp(time.time(), timezone.utc).date()
+def _parsed(after: str) -> Key | None:
+    if not after:
+        return None
+    key = after.split("/")
+    try:
+        if not is_storable(after) or len(key) != len(Key._fields):
+            raise ValueError
+        date.fromisoformat(key[0])
+    except ValueError:
+        reason = "it is no `next` of a page; leave it out"
+        raise InvalidSpeakerError("after", reason) from None
+    return Key(*key)
 
 
 @router.get("/v1/audio/usage", responses=answers(Usage))
@@ -175,7 +191,8 @@ async def show_usage(
     handler: Handler,
     caller: AnyCaller,
     since: Annotated[
-        date | None, Query(description="30 days ago without", examples=["2026-11-01"])
+        date | None,
+        Query(description="30 days without", examples=["2026-11-01"]),
     ] = None,
     until: Annotated[
         date | None, Query(description="today without", examples=["2026-11-28"])
@@ -189,20 +206,24 @@ async def show_usage(
 
     Days are those of UTC. Other servers of a fleet add theirs within ten seconds.
     """
-    last = until or _today()
-    first = since or last - timedelta(days=30)
-    if not 0 <= (last - first).days <= MAX_DAYS:
-        reason = f"until must be after since, and at most {MAX_DAYS} days"
+    tally = cast(Speech, handler).tally
+    last = until or tally.today()
+    first = since or date.fromordinal(max(1, last.toordinal() - USUAL_DAYS + 1))
+    if not 0 <= (last - first).days < MAX_DAYS:
+        reason = f"until must not be before since, and at most {MAX_DAYS} days"
         raise InvalidSpeakerError("since", reason)
-    await cast(Speech, handler).tally.write()
+    behind = _parsed(after)
+    with suppress(TTSCacheError):  # what is written can be read all the same
+        await tally.write()
     tenant = None if caller.tenant is None else caller.tenant.name
     store, reads = handler.speakers.store, handler.speakers.lookups.reads
 
     def look() -> Any:
         with store.database.read() as db:
-            return voice_usage.between(db, tenant, first, last, limit, after)
+            return voice_usage.between(db, tenant, first, last, limit + 1, behind)
 
-    rows, totals = await reads.run(look)
+    found, totals = await reads.run(look)
+    rows = found[:limit]
     data = [
         {
             "day": row["day"],
@@ -213,5 +234,7 @@ async def show_usage(
         }
         for row in rows
     ]
-    answer = {"object": "list", "data": data, "totals": totals}
-    return {**answer, "next": rows[-1]["cursor"]} if len(rows) == limit else answer
+    answer: dict[str, Any] = {"object": "list", "data": data, "totals": totals}
+    if len(found) > limit:
+        answer["next"] = "/".join(rows[-1][n] for n in Key._fields)
+    return answer

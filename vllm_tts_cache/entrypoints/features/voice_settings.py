@@ -27,6 +27,8 @@ def act(request: Any, kept: dict[str, Any]) -> None:
     if "speed" in kept and not says and request.speed in (None, 1.0):
         request.speed = kept["speed"]
     options = {name: kept[name] for name in _OPTIONS if name in kept}
+    if request.x_vector_only_mode is not None:
+        options.pop("clone_mode", None)
     if options:
         request.extra_params = {**options, **(request.extra_params or {})}
     if "gain_db" in kept and (speaking := request_speaker.SPEAKING.get()) is not None:

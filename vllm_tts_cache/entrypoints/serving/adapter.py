@@ -185,6 +185,7 @@ class CachedAdapter:
             raise errors.SpeakerNotFoundError(request.voice)
         if (speaking := request_speaker.SPEAKING.get()) is not None:
             speaking.record = found.record
+            speaking.notes.clear()
         if found.record.extras_json is not None:
             request_speaker.act(request, found.record.extras)
         return found

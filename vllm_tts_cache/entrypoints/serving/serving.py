@@ -369,6 +369,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         Raises: TTSCacheError, and what the engine raises.
         """
+        request_speaker.SPEAKING.set(None)  # that of who registered the voice
         adapter: Any = self.cached_adapter
         engine: Any = self.engine_client
         # By the voice's id: the voice may have got another name since.

@@ -16,7 +16,11 @@ from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.entrypoints.http.callers import caller_of, tenant_of
 from vllm_tts_cache.entrypoints.http.routing import json_response
 from vllm_tts_cache.entrypoints.serving.host_http import invalid_request
-from vllm_tts_cache.entrypoints.serving.request_speaker import with_plain_voice
+from vllm_tts_cache.entrypoints.serving.request_speaker import (
+    SPEAKING,
+    Speaking,
+    with_plain_voice,
+)
 from vllm_tts_cache.errors import SpeakerRequestError, UnauthorizedError
 from vllm_tts_cache.tenants import Tenant, speaking_for
 
@@ -49,6 +53,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
                 await websocket.close(_DENIED)
             return
         seen = _Session(tenant, websocket)
+        SPEAKING.set(Speaking())  # not that of who warmed the server up
         with speaking_for(tenant):  # the task keeps the context
             session = asyncio.create_task(super().handle_session(seen))
         reading = asyncio.create_task(seen.read_ahead())

@@ -5,7 +5,10 @@ import { bar, byId, el, showError } from "./dom.js";
 import { bytes, number, seconds } from "./format.js";
 
 const REFRESH_MS = 2000;
+const USAGE_MS = 60_000;
 let timer = null;
+let spoken = null;
+let askAgainAt = 0;
 let isShown = false;
 
 export function showCache(shouldShow) {
@@ -21,8 +24,8 @@ document.addEventListener("visibilitychange", () => {
 async function refresh({ isBackground = true } = {}) {
   clearTimeout(timer);
   try {
-    const usage = await getJson("audio/usage?limit=1", { isBackground }).catch(() => null); // another version
-    render(await getJson("audio/speaker_cache", { isBackground }), usage?.totals);
+    askUsage(isBackground);
+    render(await getJson("audio/speaker_cache", { isBackground }));
     showError(byId("cache-error"), null);
   } catch (error) {
     const wantsKey = error.status === 401;
@@ -35,7 +38,14 @@ async function refresh({ isBackground = true } = {}) {
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-function render(stats, spoken) {
+/** Once a minute, beside the rest: it reads all that was spoken in 30 days. */
+function askUsage(isBackground) {
+  if (Date.now() < askAgainAt) return;
+  askAgainAt = Date.now() + USAGE_MS;
+  getJson("audio/usage?limit=1", { isBackground }).then(({ totals }) => { spoken = totals; }, () => {});
+}
+
+function render(stats) {
   const workers = stats.workers ?? [];
   const hits = sum(workers.map(({ hits }) => sum(Object.values(hits ?? {}))));
   const misses = sum(workers.map(({ misses = 0 }) => misses));
