@@ -12,6 +12,7 @@ from tests.two_tenants import ADMIN_KEY, two_tenants
 from vllm_tts_cache.catalogue import voice_usage
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
 from vllm_tts_cache.entrypoints.serving import request_speaker
+from vllm_tts_cache.errors import StorageError
 
 USAGE = "/v1/audio/usage"
 DAY = date(2026, 11, 28)
@@ -106,6 +107,19 @@ async def test_sockets_beside_one_another_are_counted_apart(server):
     rows = (await server.client.get(USAGE)).json()["data"]
     assert {row["name"]: row["requests"] for row in rows} == {"Ann": 1, "Bob": 1}
     assert rows[0]["seconds"] == rows[1]["seconds"]
+
+
+async def test_counts_stay_until_they_are_written(server, monkeypatch):
+    await registered(server)
+    await server.speak(voice="Ann")
+
+    def fail(*_):
+        raise StorageError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(voice_usage, "add", fail)
+        assert (await server.client.get(USAGE)).json()["data"] == []
+    assert (await server.client.get(USAGE)).json()["totals"]["requests"] == 1
 
 
 async def test_pages_end(server):

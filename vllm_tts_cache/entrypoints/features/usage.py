@@ -34,8 +34,8 @@ MAX_ROWS = 1000
 # Voices that speak between two writes; more are not counted while no write succeeds.
 MAX_COUNTED = 10_000
 _AT_ONCE = 500
-# A request's characters are counted with its first audio, which is noted.
-_FIRST = "first_audio"
+# Noted with a request's first audio, with which its characters are counted.
+_HAS_BEGUN = "has_begun"
 
 throttled = ThrottledLog()
 router = APIRouter(route_class=routing.GuardedRoute)
@@ -105,8 +105,10 @@ class Tally:
         keys = sorted(spoken)
         for start in range(0, len(keys), _AT_ONCE):  # others write between
             with self._database.write() as db:
-                some = keys[start : start + _AT_ONCE]
-                voice_usage.add(db, {key: spoken.pop(key) for key in some})
+                some = {key: spoken[key] for key in keys[start : start + _AT_ONCE]}
+                voice_usage.add(db, some)
+            for key in some:
+                del spoken[key]
         if (today := self.today()) != self._last_day:
             with self._database.write() as db:
                 voice_usage.delete_before(db, today - timedelta(days=KEPT_DAYS))
@@ -134,8 +136,9 @@ class Speech(CachedServingSpeech):
         made = super().create_audio(audio_obj)
         speaking = request_speaker.SPEAKING.get()
         if num_samples and speaking is not None and speaking.record is not None:
-            is_first = speaking.notes.setdefault(_FIRST, audio_obj) is audio_obj
-            said = (1, len(speaking.request.input)) if is_first else (0, 0)
+            has_begun = speaking.notes.get(_HAS_BEGUN)
+            said = (0, 0) if has_begun else (1, len(speaking.request.input))
+            speaking.notes[_HAS_BEGUN] = True
             self.tally.add(speaking.record, Counts(*said, seconds))
         return made
 
