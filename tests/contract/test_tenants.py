@@ -301,6 +301,13 @@ async def generates(host):
     assert answer.status_code not in (401, 403)
 
 
+async def counts_speech(host):
+    for side in (host.us, host.them):
+        await side.speak(voice="Ann")
+        rows = (await side.client.get(f"{AUDIO}/usage")).json()["data"]
+        assert [row["voice_id"] for row in rows] == [side.voice["id"]]
+
+
 MATRIX = {
     ("POST", VOICES): registers,
     ("GET", VOICES): lists,
@@ -320,6 +327,7 @@ MATRIX = {
     ("POST", f"{CONSENTS}/{{consent_id}}"): of_consent("POST", json={"name": "x"}),
     ("DELETE", f"{CONSENTS}/{{consent_id}}"): of_consent("DELETE"),
     ("GET", f"{AUDIO}/speaker_cache"): counts,
+    ("GET", f"{AUDIO}/usage"): counts_speech,
     ("POST", f"{AUDIO}/speech"): speaks,
     ("POST", f"{AUDIO}/speech/batch"): speaks_in_batches,
     ("WEBSOCKET", STREAM): speaks_by_websocket,
@@ -351,7 +359,7 @@ async def test_without_a_tenants_key_there_is_nothing(host):
                 continue  # which says no more
             error = answer.json()["error"]
             assert (error["type"], error["code"]) == ("AuthenticationError", 401)
-        if path != f"{AUDIO}/speaker_cache":
+        if path not in (f"{AUDIO}/speaker_cache", f"{AUDIO}/usage"):
             # Forms and bodies that would be taken of a tenant.
             body: dict[str, Any] = {}
             if method in ("POST", "PATCH"):

@@ -36,6 +36,7 @@ async def test_silly_tavern_speaks_by_an_alias(server):
 async def test_a_model_that_is_not_served_is_a_404_that_says_what_to_do(server):
     await registered(server)
     server.handler.models.is_base_model = "m".__eq__
+    server.handler.models.base_model_paths = []  # which 0.32 names
     body = {"model": "tts-1", "input": "Hello.", "voice": "Ann"}
     missing = await server.client.post(SPEECH, json=body)
     assert missing.status_code == 404

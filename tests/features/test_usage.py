@@ -129,7 +129,7 @@ async def test_pages_end(server):
         record = server.service.store.find(each["id"]).record
         tally.add(record, Counts(1, 1, 1.0))
     assert (await server.client.get(f"{USAGE}?until=0001-01-01")).json()["data"] == []
-    seen, after = [], ""
+    seen, after, page = [], "", {}
     while after is not None:
         query = {"limit": 2, "after": after}
         page = (await server.client.get(USAGE, params=query)).json()

@@ -9,7 +9,7 @@ import torch
 
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
-from tests.speaking import BY_SOCKET, WAYS, refusal, registered, wav
+from tests.speaking import BY_SOCKET, WAYS, by_commitment, refusal, registered, wav
 from tests.speech_server import listening
 
 VOICES = "/v1/audio/voices"
@@ -49,7 +49,9 @@ async def test_they_act_where_a_request_leaves_them_open(server, asked):
         assert await refusal(speak, server, voice="Ann") is None
         assert (asked[-1].temperature, asked[-1].seed) == (0.5, 7)
         info = server.engine._info(server.engine.prompts[-1])
-        assert info["language"] == ["German"]
+        # A session that commits names its language.
+        expected = "English" if speak is by_commitment else "German"
+        assert info["language"] == [expected]
     given = {"temperature": 0.9, "seed": 1, "language": "English", "speed": 1.0}
     plain = await server.speak(voice="Ann", response_format="pcm", **given)
     assert (asked[-1].temperature, asked[-1].seed) == (0.9, 1)
