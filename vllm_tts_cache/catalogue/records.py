@@ -471,7 +471,8 @@ class SpeakerChanges:
         for name, check in _CHECKS.items():
             if name in self.given:
                 check(self.given[name])
-        checked_extras({n: self.given[n] for n in EXTRAS if n in self.given})
+        extras = checked_extras({n: self.given[n] for n in EXTRAS if n in self.given})
+        object.__setattr__(self, "given", {**self.given, **extras})
 
     def columns(self, record: SpeakerRecord, now: float) -> dict[str, Any]:
         """Return the columns of a record that change, and their new values.
@@ -491,6 +492,5 @@ class SpeakerChanges:
         if "labels" in new:
             new["labels_json"] = to_json(new.pop("labels") or {})
         if extras := {name: new.pop(name) for name in EXTRAS.keys() & new}:
-            kept = {**record.extras, **checked_extras(extras)}
-            new["extras_json"] = to_json(kept)
+            new["extras_json"] = to_json({**record.extras, **extras})
         return new

@@ -162,7 +162,8 @@ def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> 
     new = {**values, "search_text": search_text(*texts)}
     db.execute(speaker.update().where(where).values(**new))
     _label(db, record)
-    aliases.store(db, record.tenant, record.generation, record.aliases)
+    if "extras_json" in values:
+        aliases.store(db, record.tenant, record.generation, record.aliases)
 
 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:

@@ -1,6 +1,5 @@
 """The default voice, and a hint where a model's name is not known."""
 
-import asyncio
 from typing import Any
 
 from vllm_tts_cache.entrypoints.serving import request_speaker
@@ -27,10 +26,6 @@ class Speech(CachedServingSpeech):
     async def _create_diffusion_speech(self, request: Any) -> Any:
         self._name_default(request)
         return await super()._create_diffusion_speech(request)
-
-    async def warmup(self) -> None:
-        """Warm up as the host does, which does it in the task that serves all."""
-        await asyncio.create_task(super().warmup())
 
     def _name_default(self, request: Any, batch: Any = None) -> None:
         """Name the default voice, if there is one, in a request that names nobody.

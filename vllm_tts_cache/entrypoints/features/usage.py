@@ -51,7 +51,9 @@ class Tally:
     def __init__(self, database: Database):
         self._database = database
         self._counts: dict[Key, Counts] = {}
-        self._threads = BoundedExecutor("usage", num_threads=1, max_waiting=64)
+        self._threads = BoundedExecutor(
+            "too many ask for usage", num_threads=1, max_waiting=64
+        )
         self._task: asyncio.Task[None] | None = None
         self._last_day: date | None = None
 
