@@ -1,11 +1,14 @@
-"""Make CUDA-built torch companions usable beside a CPU build of torch.
+"""Make wheels usable that an index had and that cannot load here.
 
 vLLM-Omni depends on torchaudio, torchvision and torchcodec. Some package
 indexes carry only their CUDA builds, and the native parts of those cannot load
-beside a CPU torch. Each fix below is tried only if the plain import fails, so on
-a machine that reaches matching wheels this script changes nothing.
+beside a CPU torch. And of one version in several indexes uv takes the first index's
+wheel, be it the one without the native library, where pip takes this platform's. Each
+fix below is tried only if the plain import fails, so on a machine that reaches matching
+wheels this script changes nothing.
 """
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -50,6 +53,16 @@ def fix_torchvision() -> str:
     return "shape registrations of missing operators removed"
 
 
+def fix_soundfile() -> str:
+    """Install it with pip, whose choice brings libsndfile along."""
+    if imports("import soundfile"):
+        return "as it is"
+    wanted = f"soundfile=={importlib.metadata.version('soundfile')}"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    subprocess.run([*command, "--force-reinstall", wanted], check=True)
+    return "reinstalled with this platform's library"
+
+
 def remove_unloadable(distribution: str, module: str) -> str:
     """Uninstall an optional package; vLLM treats its absence as normal."""
     if package(module) is None or imports(f"import {module}"):
@@ -61,13 +74,14 @@ def remove_unloadable(distribution: str, module: str) -> str:
 
 def main() -> int:
     """Fix what needs fixing; fail if vLLM's imports still do not work."""
+    print("soundfile:", fix_soundfile())
     print("torchaudio:", fix_torchaudio())
     print("torchvision:", fix_torchvision())
     print("torchcodec:", remove_unloadable("torchcodec", "torchcodec"))
     print("fa3-fwd:", remove_unloadable("fa3-fwd", "fa3_fwd"))
-    if imports("import torchaudio, torchvision"):
+    if imports("import soundfile, torchaudio, torchvision"):
         return 0
-    print("torchaudio or torchvision still cannot be imported; see above.")
+    print("soundfile, torchaudio or torchvision still cannot be imported; see above.")
     return 1
 
 

@@ -68,7 +68,7 @@ install --no-deps -c "$constraints" voxcpm librosa audioread decorator pooch \
 step "installing axe"
 install --no-deps -c "$constraints" axe-playwright-python
 
-step "checking the audio and vision wheels against this torch"
+step "checking the audio and vision wheels on this machine"
 "$venv/bin/python" scripts/fix_cpu_wheels.py
 
 step "installing vllm-tts-cache in development mode"
