@@ -289,11 +289,12 @@ class NoTenantError(ServerFaultError):
 class ServerBusyError(ServerFaultError, status=503):
     """A queue is full, too many calls run at once, or the server stops (503)."""
 
-    def __init__(self, what: str, retry_after_seconds: int):
+    retry_after_seconds = 2
+
+    def __init__(self, what: str):
         super().__init__(
-            f"The server is busy: {what}. Try again in {retry_after_seconds} s."
+            f"The server is busy: {what}. Try again in {self.retry_after_seconds} s."
         )
-        self.retry_after_seconds = retry_after_seconds
 
 
 class DeletionPendingError(ServerFaultError, status=503):

@@ -50,7 +50,7 @@ ERRORS = [
     (errors.NoTenantError(), 500, "InternalServerError"),
     (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
     (RangeNotSatisfiableError("bytes=9-", 9), 416, "BadRequestError"),
-    (errors.ServerBusyError("64 clips wait", 2), 503, "InternalServerError"),
+    (errors.ServerBusyError("64 clips wait"), 503, "InternalServerError"),
     (
         errors.DeletionPendingError("ann", files_removed=True, waiting_for=1),
         503,
@@ -139,7 +139,7 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
         (errors.StorageFullError(), "no space left|SPEAKER_SAMPLES_DIR", None),
         (errors.AudioBudgetError(10), "10 bytes|SPEAKER_CACHE_AUDIO_MAX_BYTES", None),
         (errors.RequestTooLargeError(11 * 1024**2), "11 MiB|FLAC", None),
-        (errors.ServerBusyError("16 fetches run", 3), "Try again in 3 s.", 3),
+        (errors.ServerBusyError("16 fetches run"), "Try again in 2 s.", 2),
         (errors.StorageBusyError(3), "Try again in 3 s.", 3),
         (UNAVAILABLE, "Try again in 3 s.", 3),
     ],

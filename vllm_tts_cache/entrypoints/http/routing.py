@@ -27,7 +27,6 @@ from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
     invalid_request,
 )
-from vllm_tts_cache.entrypoints.speakers.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import bundle_format
@@ -201,7 +200,7 @@ class BoundedRequest(Request):
         self._num_held = num_bytes
         if num_bytes and BoundedRequest.num_arriving > ARRIVING_MAX_BYTES:
             what = "too many large bodies arrive at once"
-            self.error = self.error or errors.ServerBusyError(what, RETRY_AFTER_SECONDS)
+            self.error = self.error or errors.ServerBusyError(what)
 
     def _bound(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:

@@ -11,10 +11,7 @@ from cachetools import LRUCache
 
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.speakers.executors import (
-    RETRY_AFTER_SECONDS,
-    BoundedExecutor,
-)
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.pending import (
@@ -457,7 +454,7 @@ class SpeakerEncodings:
                     f"others were encoded for {max_seconds:g} s before this reference "
                     "audio"
                 )
-                raise ServerBusyError(what, RETRY_AFTER_SECONDS)
+                raise ServerBusyError(what)
         except EncodersChangedError:
             self._fingerprints = None
             raise
@@ -498,9 +495,7 @@ class SpeakerEncodings:
         making = self._forced.get(need) if force else None
         if making is None:
             if force and len(self._forced) >= MAX_FORCED:
-                raise ServerBusyError(
-                    "too many encodings are made anew", RETRY_AFTER_SECONDS
-                )
+                raise ServerBusyError("too many encodings are made anew")
             making = self._in_background(
                 self._precompute(record, stored, urgent=False, force=force)
             )

@@ -11,8 +11,6 @@ from typing import ParamSpec, TypeVar
 from vllm_tts_cache.errors import ServerBusyError
 from vllm_tts_cache.tenants import Tenant
 
-RETRY_AFTER_SECONDS = 2
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,9 +46,9 @@ class BoundedExecutor:
         Raises: ServerBusyError, and whatever the function raises.
         """
         if self._is_shut_down:
-            raise ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
+            raise ServerBusyError("it is shutting down")
         if self._num_pending >= self._max_pending:
-            raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
+            raise ServerBusyError(self._what)
         loop = asyncio.get_running_loop()
         future = self._pool.submit(function, *args, **kwargs)
         self._num_pending += 1
@@ -98,7 +96,7 @@ class Slots:
         Raises: ServerBusyError.
         """
         if not self._num_free:
-            raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
+            raise ServerBusyError(self._what)
         self._num_free -= 1
         held = [True]
 
@@ -125,7 +123,7 @@ class TenantSlots:
         name, limit = tenant.name, tenant.limits.max_inline
         if limit is not None and self._num_taken[name] >= limit:
             what = f"{limit} inline references of this tenant are under way"
-            raise ServerBusyError(what, RETRY_AFTER_SECONDS)
+            raise ServerBusyError(what)
         self._num_taken[name] += 1
         try:
             yield

@@ -16,10 +16,7 @@ from vllm_tts_cache.audio.decode import (
 )
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
-from vllm_tts_cache.entrypoints.speakers.executors import (
-    RETRY_AFTER_SECONDS,
-    BoundedExecutor,
-)
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.pending import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError
@@ -102,7 +99,7 @@ class InlineClips:
         if url not in self._fetches and len(self._fetches) >= self._max_fetches:
             self._num_fetches.labels("refused").inc()
             what = f"{self._max_fetches} references are being fetched"
-            raise ServerBusyError(what, RETRY_AFTER_SECONDS)
+            raise ServerBusyError(what)
         return await self._fetches.run(url, lambda: self._fetch(url, fetch))
 
     def delete(self, audio_sha256: str) -> None:

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.speakers.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import (
     AudioGoneError,
@@ -447,11 +446,9 @@ class PendingEncodings:
 
 def too_many_inline() -> ServerBusyError:
     """Return the error of an inline encoding that is refused, here or by a worker."""
-    return ServerBusyError(
-        "too many inline references wait to be encoded", RETRY_AFTER_SECONDS
-    )
+    return ServerBusyError("too many inline references wait to be encoded")
 
 
 def shutting_down() -> ServerBusyError:
     """Return the error of callers that wait when the server ends."""
-    return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
+    return ServerBusyError("it is shutting down")
