@@ -363,21 +363,15 @@ class StorageUnavailableError(StorageError, status=503):
             it may or may not be committed. Else the database was full or busy.
     """
 
-    def __init__(
-        self,
-        where: str,
-        detail: str,
-        retry_after_seconds: int,
-        *,
-        was_cut_off: bool = True,
-    ):
+    retry_after_seconds = 2
+
+    def __init__(self, where: str, detail: str, *, was_cut_off: bool = True):
         super().__init__(
             "The voice catalogue is down: its PostgreSQL server does not answer as it "
             "should, and this server's log says why. Try again in "
-            f"{retry_after_seconds} s."
+            f"{self.retry_after_seconds} s."
         )
         self.detail = detail
-        self.retry_after_seconds = retry_after_seconds
         self.was_cut_off = was_cut_off
         self._log_text = f"The voice catalogue {where} is down: {detail}."
 
@@ -390,13 +384,14 @@ class ObjectStoreError(StorageError, status=503):
         detail: What happened, for the operator: it may name hosts and objects.
     """
 
-    def __init__(self, where: str, detail: str, retry_after_seconds: int = 5):
+    retry_after_seconds = 5
+
+    def __init__(self, where: str, detail: str):
         super().__init__(
             "The object store where voices are kept does not answer as it should, and "
             "this server's log says why. Voices that this machine has a copy of still "
-            f"speak. Try again in {retry_after_seconds} s."
+            f"speak. Try again in {self.retry_after_seconds} s."
         )
-        self.retry_after_seconds = retry_after_seconds
         self._log_text = f"The object store {where} is down: {detail}."
 
 

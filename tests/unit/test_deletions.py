@@ -425,7 +425,7 @@ def fail_rounds(rig, monkeypatch, **error):
     def failing():
         if failures:
             failures.pop()
-            raise errors.StorageUnavailableError("there", "so", 1, **error)
+            raise errors.StorageUnavailableError("there", "so", **error)
         return looks()
 
     monkeypatch.setattr(rig.store.participants, "standing", failing)

@@ -19,9 +19,9 @@ from vllm_tts_cache.speaker.rpc_client import (
 )
 
 UNAVAILABLE = errors.StorageUnavailableError(
-    "postgresql://me@db.internal/voices", "connection refused", 3
+    "postgresql://me@db.internal/voices", "connection refused"
 )
-OBJECTS = errors.ObjectStoreError("s3://bucket/a", "timed out", 3)
+OBJECTS = errors.ObjectStoreError("s3://bucket/a", "timed out")
 ERRORS = [
     (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
     (errors.InvalidSpeakerError("name", "it is empty"), 400, "BadRequestError"),
@@ -141,7 +141,7 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
         (errors.RequestTooLargeError(11 * 1024**2), "11 MiB|FLAC", None),
         (errors.ServerBusyError("16 fetches run"), "Try again in 2 s.", 2),
         (errors.StorageBusyError(3), "Try again in 3 s.", 3),
-        (UNAVAILABLE, "Try again in 3 s.", 3),
+        (UNAVAILABLE, "Try again in 2 s.", 2),
     ],
 )
 def test_an_error_says_what_is_the_matter_and_what_to_do(error, words, seconds):

@@ -203,7 +203,7 @@ async def test_an_embedding_is_of_its_voice_and_not_of_a_number(rigs, monkeypatc
     """A failover that lost a registration gives its generation to another speaker."""
     rig, _ = rigs
     record = await rig.register()
-    away = Mock(side_effect=StorageUnavailableError("there", "it is away", 1))
+    away = Mock(side_effect=StorageUnavailableError("there", "it is away"))
     monkeypatch.setattr(rig.store, "speaker_embedding", away)
     last_of(rig).embeddings[record.speaker_id, record.generation] = EMBEDDING
     assert await rig.service.lookups.embedding(record) == EMBEDDING

@@ -90,9 +90,7 @@ async def test_a_catalogue_that_is_away_leaves_no_voice_out(rig_of, monkeypatch)
     was = {name: getattr(rig.store, name) for name in reads}
 
     def away(*_):
-        raise StorageUnavailableError(
-            "the database", "it is away", retry_after_seconds=1
-        )
+        raise StorageUnavailableError("the database", "it is away")
 
     for name in reads:
         monkeypatch.setattr(rig.store, name, away)

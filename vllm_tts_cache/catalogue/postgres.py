@@ -34,7 +34,6 @@ _GRACE_SECONDS = 2
 _DOWN_SECONDS = 1.0
 _RECYCLE_SECONDS = 1800
 _NUM_CONNECTIONS = 4
-_RETRY_AFTER_SECONDS = 2
 
 # One writer at a time in all processes of a catalogue, as in SQLite. A schema is a
 # catalogue: several may share a database.
@@ -158,7 +157,7 @@ class PostgresServer:
         """See `Backend`; no cause may be shown, as the server's errors quote rows."""
         if isinstance(error, exc.TimeoutError):
             reason = "all connections to it are in use"
-            return self._unavailable(reason, was_cut_off=False), None
+            return StorageUnavailableError(self.where, reason, was_cut_off=False), None
         if isinstance(error, exc.DBAPIError):
             return self._storage_error(error.orig or error), None
         if isinstance(error, psycopg.Error):
@@ -236,22 +235,16 @@ class PostgresServer:
         reason = _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
         if reason is not None:
             is_end = state[:2] in ("08", "57") and state != "57014"
-            return self._unavailable(reason, was_cut_off=is_end or state == "25P03")
+            was_cut_off = is_end or state == "25P03"
+            return StorageUnavailableError(self.where, reason, was_cut_off=was_cut_off)
         # libpq's own: it could not connect, or lost the connection.
         if not state and isinstance(error, psycopg.OperationalError):
-            return self._unavailable(_one_line(error))
+            return StorageUnavailableError(self.where, _one_line(error))
         if state[:2] in ("28", "3D"):  # it refuses the user, or has no such database
-            return self._unavailable(_one_line(error))
+            return StorageUnavailableError(self.where, _one_line(error))
         # The first line alone: the others quote rows, which are of voices.
         what = _one_line(error.diag.message_primary or type(error).__name__)
         return StorageError(f"The voice catalogue {self.where} failed: {what}.")
-
-    def _unavailable(
-        self, detail: str, *, was_cut_off: bool = True
-    ) -> StorageUnavailableError:
-        return StorageUnavailableError(
-            self.where, detail, _RETRY_AFTER_SECONDS, was_cut_off=was_cut_off
-        )
 
 
 def shown(url: str) -> str:

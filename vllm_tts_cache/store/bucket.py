@@ -30,7 +30,6 @@ _ANSWER_SECONDS = 20.0
 _READ_SECONDS = 10.0
 _MAX_RETRIES = 2
 _RETRY_SECONDS = 15.0
-_RETRY_AFTER_SECONDS = 5
 _DELETED_AT_ONCE = 500
 
 
@@ -113,20 +112,19 @@ class Bucket:
         # The first use in a process starts obstore's threads, which cannot be started
         # again: a forked child does not have them and would wait for them forever.
         if Bucket._process not in (0, os.getpid()):
-            raise self._error("this process was forked from one that had used it")
+            reason = "this process was forked from one that had used it"
+            raise ObjectStoreError(self.where, reason)
         Bucket._process = os.getpid()
         try:
             return act(self._store)
         except AlreadyExistsError:
             raise
         except (PermissionDeniedError, UnauthenticatedError) as exc:
-            raise self._error(f"it refuses our credentials ({_first(exc)})") from None
+            reason = f"it refuses our credentials ({_first(exc)})"
+            raise ObjectStoreError(self.where, reason) from None
         # obstore raises OSError for file:///, and Python's errors for an invalid name.
         except (BaseError, OSError, ValueError) as exc:
-            raise self._error(_first(exc)) from None
-
-    def _error(self, detail: str) -> ObjectStoreError:
-        return ObjectStoreError(self.where, detail, _RETRY_AFTER_SECONDS)
+            raise ObjectStoreError(self.where, _first(exc)) from None
 
 
 def shown(url: str) -> str:
