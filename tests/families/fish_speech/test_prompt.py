@@ -12,14 +12,18 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
 )
 
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.prompt import (
     PromptBuilder,
     checked_text,
     salt_of,
 )
+from vllm_tts_cache.families.networks.prompts import ReferenceRows
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import EncodingKey
 
+REF = SpeakerRef(audio_sha256="a" * 64, segment=Segment.REGISTERED)
 KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
 OTHER_KEYS = [
     EncodingKey(audio_sha256="b" * 64, encoder_fingerprint="f" * 64),
@@ -75,9 +79,9 @@ def test_the_ids_are_the_hosts(builder, text, ref_text, num_frames):
     )
     voice = builder.voice(ref_text, KEY, given_codes)
     for _ in range(2):  # the part of the voice can be used again
-        prompt = builder.speak(voice, text)
-        assert prompt.token_ids == hosts
-        assert prompt.salt == voice.salt == salt_of(KEY, ref_text)
+        prompt = builder.speak(voice, text, REF)
+        assert prompt["prompt_token_ids"] == hosts
+        assert prompt["cache_salt"] == voice.salt == salt_of(KEY, ref_text)
 
 
 TAG = re.compile(r"<\|speaker:\d+\|>")
@@ -123,12 +127,13 @@ def test_the_ids_of_several_clips_are_the_official_ones(builder, said):
     clips = [(text, codes(20 + n, seed=n)) for n, text in enumerate(said)]
     given_codes = np.concatenate([each for _, each in clips])
     voice = builder.voice("\n".join(said), KEY, given_codes, num_clips=len(said))
-    prompt = builder.speak(voice, "Hello.")
-    tokenizer = builder.tokenizer
-    assert prompt.token_ids == official_ids(tokenizer, "Hello.", clips, 151_678)
-    assert prompt.reference.num_rows == len(given_codes)
-    assert prompt.salt == salt_of(KEY, "\n".join(said), len(said))
-    assert prompt.salt != salt_of(KEY, "\n".join(reversed(said)), len(said))
+    prompt = builder.speak(voice, "Hello.", REF)
+    official = official_ids(builder.tokenizer, "Hello.", clips, 151_678)
+    assert prompt["prompt_token_ids"] == official
+    where = ReferenceRows.from_info(prompt["additional_information"])
+    assert where.num_rows == len(given_codes)
+    assert prompt["cache_salt"] == salt_of(KEY, "\n".join(said), len(said))
+    assert prompt["cache_salt"] != salt_of(KEY, "\n".join(reversed(said)), len(said))
 
 
 @pytest.mark.parametrize(("num_frames", "num_chars"), [(22, 20), (646, 500)])

@@ -11,8 +11,7 @@ from tests.in_process_workers import SECRET
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
-from vllm_tts_cache.families.networks import prompts
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import EncodingKey
 
 TEXT = "The keeper counts the ships, and then counts them again."
@@ -47,13 +46,9 @@ class Voice:
             first_semantic_id=slow_ar._semantic_begin_id,
         )
         voice = builder.voice(ref_text, self.key, codes)
-        prompt = builder.speak(voice, text)
-        self.ids = torch.tensor(prompt.token_ids, dtype=torch.int32)
-        self.where = prompt.reference
-        self.info = {
-            FIELD: self.ref.to_wire(),
-            prompts.ROWS: prompt.reference.to_wire(),
-        }
+        prompt = builder.speak(voice, text, self.ref)
+        self.ids = torch.tensor(prompt["prompt_token_ids"], dtype=torch.int32)
+        self.where, self.info = voice.reference, prompt["additional_information"]
 
     def remember(self, *, codec):
         remember(self.speakers, self.ref, codec=codec)

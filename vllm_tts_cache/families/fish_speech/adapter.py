@@ -37,10 +37,10 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
 
         Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
         """
-        text = speaker.request.input
+        text, ref = speaker.request.input, speaker.clip.ref
         voice = await self._voice(speaker.clip, speaker.request.ref_text)
-        built = await self._service.texts.run(self._builder.speak, voice, text)
-        return self._prepared(speaker, built.to_engine(speaker.clip.ref))
+        prompt = await self._service.texts.run(self._builder.speak, voice, text, ref)
+        return self._prepared(speaker, prompt)
 
     async def _voice(self, clip: Clip, ref_text: str) -> VoicePart:
         ref, num_clips = clip.ref, clip.num_clips

@@ -46,25 +46,6 @@ _ALLOWED = re.compile(r"<\|(?:speaker:\d+|phoneme_start|phoneme_end)\|>")
 _MAX_NAMED, _MAX_NAME_CHARS = 4, 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClonePrompt:
-    """A clone's prompt.
-
-    Attributes:
-        token_ids: Ids of text and semantic codes.
-        reference: Where the codes stand among them.
-        salt: Equal for all texts of one voice, different for any other voice.
-    """
-
-    token_ids: list[int]
-    reference: prompts.ReferenceRows
-    salt: str
-
-    def to_engine(self, ref: SpeakerRef) -> dict[str, Any]:
-        """Return the host's prompt, whose codes are those of ``ref``."""
-        return prompts.prompt_with_rows(self.token_ids, ref, self.reference, self.salt)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VoicePart:
     """The part that all prompts of a voice share: all but the text.
@@ -73,7 +54,7 @@ class VoicePart:
         before: Token ids that stand before the text, the codes among them.
         after: Token ids that follow the text.
         reference: Where the codes stand.
-        salt: As in `ClonePrompt`.
+        salt: Equal for all texts of one voice, different for any other voice.
     """
 
     before: "array[int]"
@@ -149,11 +130,14 @@ class PromptBuilder:
             salt=salt_of(key, ref_text, num_clips),
         )
 
-    def speak(self, voice: VoicePart, text: str) -> ClonePrompt:
-        """Build the prompt of a text, which ``checked_text`` has checked."""
+    def speak(self, voice: VoicePart, text: str, ref: SpeakerRef) -> dict[str, Any]:
+        """Build the host's prompt of a text, which ``checked_text`` has checked.
+
+        Its codes are those of ``ref``.
+        """
         text_ids = self.tokenizer.encode(normalised(text), add_special_tokens=False)
         ids = [*voice.before, *text_ids, *voice.after]
-        return ClonePrompt(token_ids=ids, reference=voice.reference, salt=voice.salt)
+        return prompts.prompt_with_rows(ids, ref, voice.reference, voice.salt)
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
@@ -171,7 +155,7 @@ class FishSpeechPrompts(prompts.OfflinePrompts):
         assert speaker.ref_text is not None  # `prepare` has refused it
         key, encoding = self._encoding(speaker.ref, CODEC)
         voice = self._builder.voice(speaker.ref_text, key, encoding["codes"])
-        return self._builder.speak(voice, text).to_engine(speaker.ref)
+        return self._builder.speak(voice, text, speaker.ref)
 
     @cached_property
     def _builder(self) -> PromptBuilder:
