@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,21 +12,10 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFI
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
-from vllm_tts_cache.families.networks.prompts import checked_codes
+from vllm_tts_cache.families.networks.prompts import KnownEncoding, checked_codes
 from vllm_tts_cache.model_executor import talker
 from vllm_tts_cache.model_executor.talker import Built
 from vllm_tts_cache.speaker.reference import FIELD
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownCodes:
-    """Replaces the host's waveform in a request.
-
-    Attributes:
-        codes: ``(num_frames, num_codebooks)`` int64, on the talker's device.
-    """
-
-    codes: Tensor
 
 
 class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneration):
@@ -132,7 +120,8 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
         encoder: Any = self.reference_encoder
         encoder.encode_batch = passing_on_known_codes(encoder.encode_batch)
 
-    def _reference(self, info: Mapping[str, Any]) -> KnownCodes:
+    def _reference(self, info: Mapping[str, Any]) -> KnownEncoding:
+        """Return codes on the device, ``(num_frames, num_codebooks)`` int64."""
         num_frames = info[CONDITIONING].get("reference_frames", 0)
         codes: Tensor | None = None
         if not self._has_failed(info):
@@ -147,7 +136,7 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
         if codes is None:  # harmless: the request ends with the id that is forced
             codes = torch.zeros(num_frames, self.num_codebooks, dtype=torch.long)
         offsets: Any = self.offsets
-        return KnownCodes(talker.on_device(codes.numpy(), offsets.device))
+        return KnownEncoding(talker.on_device(codes.numpy(), offsets.device))
 
 
 def _in_pairs(
@@ -182,22 +171,24 @@ Encode = Callable[[list[Tensor], list[int]], list[Tensor]]
 
 def passing_on_known_codes(
     encode: Encode,
-) -> Callable[[Sequence[Tensor | KnownCodes], Sequence[int]], list[Tensor]]:
+) -> Callable[[Sequence[Tensor | KnownEncoding], Sequence[int]], list[Tensor]]:
     """Wrap the host's ``encode_batch`` for batches that may hold known codes."""
 
     def encode_batch(
-        given: Sequence[Tensor | KnownCodes], frame_counts: Sequence[int]
+        given: Sequence[Tensor | KnownEncoding], frame_counts: Sequence[int]
     ) -> list[Tensor]:
         unknown = [
             (waveform, num_frames)
             for waveform, num_frames in zip(given, frame_counts, strict=True)
-            if not isinstance(waveform, KnownCodes)
+            if not isinstance(waveform, KnownEncoding)
         ]
         encoded = iter(())
         if unknown:
             waveforms, counts = map(list, zip(*unknown, strict=True))
             encoded = iter(encode(waveforms, counts))
-        known = (each.codes if isinstance(each, KnownCodes) else None for each in given)
-        return [next(encoded) if codes is None else codes for codes in known]
+        return [
+            each.value if isinstance(each, KnownEncoding) else next(encoded)
+            for each in given
+        ]
 
     return encode_batch

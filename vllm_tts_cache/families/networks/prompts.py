@@ -116,6 +116,17 @@ class ReferenceRows:
                 raise ValueError(f"{ROWS} must be three counts, got {other!r:.60}")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownEncoding:
+    """Takes the place of the audio in a request that the host would encode.
+
+    Attributes:
+        value: What the host's own encoder would return for the audio.
+    """
+
+    value: Any
+
+
 def check_length(made: int, announced: int) -> None:
     """Refuse a prompt of another length than announced. Raises: TTSCacheError."""
     if made != announced:

@@ -1,7 +1,6 @@
 """The OmniVoice pipeline, taking a reference's codes by content address."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import (
 )
 from vllm_omni.model_executor.models.omnivoice import omnivoice_generator
 
-from vllm_tts_cache.families.networks.prompts import checked_codes
+from vllm_tts_cache.families.networks.prompts import KnownEncoding, checked_codes
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
 from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
@@ -24,17 +23,6 @@ from vllm_tts_cache.speaker.reference import FIELD
 __all__ = ["CachedOmniVoicePipeline", "get_omnivoice_post_process_func"]
 
 _RMS = "tts_cache_rms"  # in a request's state, if the host computes one step at a time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KnownCodes:
-    """Codes in place of the audio that the host would encode.
-
-    Attributes:
-        codes: ``(num_codebooks, num_frames)`` int64, on the pipeline's device.
-    """
-
-    codes: torch.Tensor
 
 
 class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
@@ -103,8 +91,8 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
             self._rms.append(rms)
 
     def _encode_ref_audio(self, audio_signal: Any, sr: int) -> torch.Tensor:
-        if isinstance(audio_signal, KnownCodes):
-            return audio_signal.codes
+        if isinstance(audio_signal, KnownEncoding):
+            return audio_signal.value
         return super()._encode_ref_audio(audio_signal, sr)
 
     def _with_codes(self, prompt: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
@@ -118,7 +106,8 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         expected = len(codes), self.config.num_audio_codebook
         codes = checked_codes(codes, expected, self.config.audio_mask_id)
         self._count_prompt()
-        known_codes = KnownCodes(codes=on_device(codes.T, self.device, torch.long))
+        # ``(num_codebooks, num_frames)``, as the host's encoder returns them.
+        known_codes = KnownEncoding(on_device(codes.T, self.device, torch.long))
         # Without rate and name, by which the host would cache what it encodes.
         given = {**prompt, "ref_audio": (known_codes, 0), "voice_name": None}
         return given, float(encoding["rms"][0])

@@ -1,7 +1,6 @@
 """The VoxCPM2 talker, taking a reference's features by content address."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,11 @@ from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_import_utils
 from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.networks.prompts import check_length, mode_of_request
+from vllm_tts_cache.families.networks.prompts import (
+    KnownEncoding,
+    check_length,
+    mode_of_request,
+)
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
 from vllm_tts_cache.families.voxcpm2.prompt import count_positions, ids_of_request
 from vllm_tts_cache.model_executor import talker
@@ -21,17 +24,6 @@ from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 # Where the host looks for the features, by mode.
 _HOSTS_NAMES = {REFERENCE: "ref_audio_feat", CONTINUATION: "audio_feat"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KnownPrompt:
-    """Features in place of the audio that the host would encode.
-
-    Attributes:
-        cache: What the host's own ``_build_prompt_cache`` would return.
-    """
-
-    cache: dict[str, Any]
 
 
 class CachedVoxCPM2Talker(
@@ -81,12 +73,12 @@ class CachedVoxCPM2Talker(
         prompt_audio: object = None,
         prompt_text: str | None = None,
     ) -> dict[str, Any] | None:
-        if isinstance(ref_audio, KnownPrompt):
-            return ref_audio.cache
+        if isinstance(ref_audio, KnownEncoding):
+            return ref_audio.value
         return super()._build_prompt_cache(ref_audio, prompt_audio, prompt_text)
 
-    def _known_prompt(self, info: Mapping[str, Any]) -> KnownPrompt:
-        """Return a request's features. Raises: TTSCacheError, ValueError."""
+    def _known_prompt(self, info: Mapping[str, Any]) -> KnownEncoding:
+        """Return what `_build_prompt_cache` does. Raises: TTSCacheError, ValueError."""
         ref = self._speaker(info)
         mode = mode_of_request(FAMILY, info)
         features = self._features(ref, mode)
@@ -98,7 +90,7 @@ class CachedVoxCPM2Talker(
         self._count_prompt()
         # Without the transcript, whose ids are among the text's: the host would make
         # them again, and not always as many.
-        return KnownPrompt(cache={"mode": mode.name, _HOSTS_NAMES[mode]: features})
+        return KnownEncoding({"mode": mode.name, _HOSTS_NAMES[mode]: features})
 
     def _features(self, ref: SpeakerRef, mode: Mode) -> Tensor:
         """Return ``(num_positions, patch_size, feat_dim)`` float32, on the CPU.
