@@ -7,17 +7,7 @@ from typing import Any
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.names import clean_new
-from vllm_tts_cache.catalogue.records import (
-    TEXT_LIMITS,
-    IdempotencyKey,
-    NewSpeaker,
-    check_expiry,
-    check_labels,
-    check_language,
-    check_text,
-    checked_extras,
-)
+from vllm_tts_cache.catalogue.records import IdempotencyKey, NewSpeaker
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
     ConfigError,
@@ -68,13 +58,8 @@ class Upload:
 
         Raises: InvalidSpeakerError.
         """
-        clean_new(self.name)
-        for name in TEXT_LIMITS:
-            check_text(name, getattr(self, name))
-        check_language(self.language)
-        check_labels(self.labels)
-        checked_extras(self.extras)
-        check_expiry(self.expires_at)
+        # As of a speaker with any sample: this one's is not read yet.
+        NewSpeaker(**{**asdict(self), "idempotency_key": None}, embedding=(0.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
