@@ -404,7 +404,7 @@ class SpeakerEncodings:
     def _cloning(self) -> AsyncWorkers:
         """Return the workers. Raises: CannotCloneError if there are none."""
         if self._workers is None:
-            raise self._model.cannot_clone()
+            raise CannotCloneError(self._model.reason)
         return self._workers
 
     def _read(self, key: EncodingKey) -> Encoding | None:

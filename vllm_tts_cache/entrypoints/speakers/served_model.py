@@ -83,11 +83,7 @@ class ServedModel:
     def check_clones(self) -> None:
         """Refuse if the checkpoint clones no voices. Raises: CannotCloneError."""
         if self.refusal() is not None:
-            raise self.cannot_clone()
-
-    def cannot_clone(self) -> CannotCloneError:
-        """Return the error that says why the model clones no voices."""
-        return CannotCloneError(self.reason)
+            raise CannotCloneError(self.reason)
 
     @property
     def max_clips(self) -> int:
@@ -112,7 +108,7 @@ class ServedModel:
         assert record.audio_sha256 is not None
         self.check_clips(record.num_clips)
         if (family := self.family()) is None:
-            raise self.cannot_clone()
+            raise CannotCloneError(self.reason)
         length = record.num_samples, record.sample_rate_hz
         if (problem := family.limits.problem(*length)) is not None:
             raise CannotCloneError(f"The voice cannot be spoken here: {problem}.")
