@@ -129,6 +129,11 @@ class SpeakerSide:
         """Return a prompt's encodings. Raises: TTSCacheError if one is missing."""
         return self._cloning().prompt(ref, encoder_names)
 
+    def _only_encoding(self, ref: SpeakerRef) -> Encoding:
+        """Return a prompt's encoding, of a family with one. Raises: TTSCacheError."""
+        (name,) = self.tts_cache_family.encoders
+        return self._encodings(ref, (name,))[name]
+
     def _speaker(self, info: Mapping[str, Any]) -> SpeakerRef:
         """Return the speaker of a request. Raises: TTSCacheError, ValueError."""
         return self._cloning().named_by(info)

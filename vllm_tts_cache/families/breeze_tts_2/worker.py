@@ -10,7 +10,7 @@ from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
 from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFIX
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
+from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
 from vllm_tts_cache.families.networks.prompts import KnownEncoding, checked_codes
 from vllm_tts_cache.model_executor import talker
@@ -126,7 +126,7 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
         codes: Tensor | None = None
         if not self._has_failed(info):
             try:
-                found = self._encodings(self._speaker(info), (CODEC,))[CODEC]["codes"]
+                found = self._only_encoding(self._speaker(info))["codes"]
                 expected = (num_frames, self.num_codebooks)
                 known = checked_codes(found, expected, self.codebook_size)
                 codes = torch.tensor(known, dtype=torch.long)

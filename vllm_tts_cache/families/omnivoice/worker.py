@@ -12,7 +12,7 @@ from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import (
 from vllm_omni.model_executor.models.omnivoice import omnivoice_generator
 
 from vllm_tts_cache.families.networks.prompts import KnownEncoding, checked_codes
-from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
+from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
 from vllm_tts_cache.model_executor.pipeline import CachedPipeline, looking_up_a_prompt
@@ -100,8 +100,7 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
 
         Raises: TTSCacheError, ValueError: codes are missing or do not fit the model.
         """
-        ref = self._speaker(prompt)
-        encoding = self._encodings(ref, FAMILY.encoders)[CODEC_ENCODER]
+        encoding = self._only_encoding(self._speaker(prompt))
         codes = encoding["codes"]
         expected = len(codes), self.config.num_audio_codebook
         codes = checked_codes(codes, expected, self.config.audio_mask_id)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_tts_cache.families.networks.prompts import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import Built, CachedTalker, on_device
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Array
 
 
@@ -80,7 +80,10 @@ class SlowAR(CachedTalker):
             return  # the frames' KV is cached, or they are in another chunk
         part = slice(first - where.start, last - where.start)
         try:
-            sums = self._codebook_sums(self._codes(ref, where.num_rows)[part])
+            expected = where.num_rows, self._num_codebooks
+            codes = self._only_encoding(ref)["codes"]
+            codes = checked_codes(codes, expected, self._codebook_size)
+            sums = self._codebook_sums(codes[part])
         except Exception:
             self._suspect(where.prefix(ref))
             raise
@@ -92,16 +95,6 @@ class SlowAR(CachedTalker):
         end = begin_of(info) + len(rows)
         if end >= int(info.get("_omni_prompt_len", end)):
             self._count_prompt()
-
-    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
-        """Return checked codes, ``(num_frames, num_codebooks)``.
-
-        Raises: TTSCacheError, ValueError: codes are missing or do not fit the prompt.
-        """
-        (codec,) = self.tts_cache_family.encoders
-        codes = self._encodings(ref, (codec,))[codec]["codes"]
-        expected = (num_frames, self._num_codebooks)
-        return checked_codes(codes, expected, self._codebook_size)
 
     def _codebook_sums(self, codes: Array) -> Tensor:
         """Return ``(num_frames, hidden_size)``: sums over codebooks, in one gather."""

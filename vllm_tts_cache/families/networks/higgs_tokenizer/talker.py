@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from vllm_tts_cache.families.networks.higgs_tokenizer import frames
-from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
 from vllm_tts_cache.families.networks.prompts import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import SamplingTalker
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
-from vllm_tts_cache.store.encoding import Array
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class HiggsTalker(SamplingTalker):
@@ -115,8 +113,10 @@ class HiggsTalker(SamplingTalker):
         if begin > rows.start:  # rows before `begin` are in the prefix cache
             self._refuse_suspect(rows.prefix(ref), info)
         try:
-            codes = torch.tensor(self._codes(ref, rows.num_rows), dtype=torch.long)
-            given = self._reference(rows, codes)
+            expected = rows.num_rows - self.num_added_rows, frames.NUM_CODEBOOKS
+            codes = self._only_encoding(ref)["codes"]
+            codes = checked_codes(codes, expected, frames.CODEBOOK_SIZE)
+            given = self._reference(rows, torch.tensor(codes, dtype=torch.long))
         except Exception:
             self._suspect(rows.prefix(ref))
             raise
@@ -124,15 +124,6 @@ class HiggsTalker(SamplingTalker):
             self._suspect_prefixes.clear(rows.prefix(ref))
         self._count_prompt()
         return given
-
-    def _codes(self, ref: SpeakerRef, num_rows: int) -> Array:
-        """Return checked codes, ``(num_frames, num_codebooks)``.
-
-        Raises: TTSCacheError, ValueError: codes are missing or do not fit the prompt.
-        """
-        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
-        expected = (num_rows - self.num_added_rows, frames.NUM_CODEBOOKS)
-        return checked_codes(codes, expected, frames.CODEBOOK_SIZE)
 
     def _begin_of(self, row: int, positions: Tensor) -> int:
         """Return the first position of a request's span in this step."""
