@@ -45,17 +45,8 @@ class SemanticCodes:
         return _NUM_OBJECT_BYTES + self.codes.itemsize * len(self.codes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBuilder:
-    """Builds prompts with a checkpoint's tokenizer.
-
-    Attributes:
-        tokenizer: The checkpoint's.
-        first_semantic_id: Token id of semantic code 0, from its configuration.
-    """
-
-    tokenizer: Any
-    first_semantic_id: int
+class PromptBuilder(prompts.SemanticPromptBuilder):
+    """Builds prompts with a checkpoint's tokenizer."""
 
     def clone(
         self, text: str, ref_text: str, *, ref: SpeakerRef, semantic: SemanticCodes

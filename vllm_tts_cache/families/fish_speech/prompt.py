@@ -85,17 +85,8 @@ def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBuilder:
-    """Builds prompts with a checkpoint's tokenizer.
-
-    Attributes:
-        tokenizer: The checkpoint's.
-        first_semantic_id: Token id of semantic code 0, from its configuration.
-    """
-
-    tokenizer: Any
-    first_semantic_id: int
+class PromptBuilder(prompts.SemanticPromptBuilder):
+    """Builds prompts with a checkpoint's tokenizer."""
 
     def voice(
         self, ref_text: str, key: EncodingKey, codes: Array, num_clips: int = 1

@@ -188,6 +188,19 @@ class PromptBuilder:
         return self.family.control.of(self._tokenizer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticPromptBuilder:
+    """The base of builders whose prompts hold semantic codes as token ids.
+
+    Attributes:
+        tokenizer: The checkpoint's.
+        first_semantic_id: Token id of semantic code 0, from its configuration.
+    """
+
+    tokenizer: Any
+    first_semantic_id: int
+
+
 class OfflinePrompts:
     """Checks texts and builds a checkpoint's prompts for ``Omni``.
 
