@@ -56,9 +56,10 @@ style:
 house: setup  ## Print how large the code is; fail over a budget of [tool.house].
 	@$(PYTHON_ENV) scripts/house.py
 
-# Two processes: whole files, or a family's servers, each. And one thread in each: two
-# that share a core wait for one another at the end of every small operation.
-PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
+# Three processes on two cores, as many tests wait: whole files, or a family's servers,
+# each. And one thread in each: two that share a core wait for one another at the end of
+# every small operation. Long proofs start several servers each, and get two.
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n $(1)
 
 # What rests on the host. On a version other than the default one these tests are run,
 # with a server of each family; in the long proofs also on the host's second runner.
@@ -71,17 +72,17 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   reservation resumption sleep speech stopping tenants voice_prefill worker_calls)) \
   tests/features tests/e2e/test_journey.py::test_a_voice_speaks
 HOST_LONG = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py
-LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST)
+LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(call PYTEST,2)
 
 ifeq ($(HOST),0.30)
 test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: those of the host.
-	$(PYTEST)
+	$(call PYTEST,3)
 
 test-all: lint browser postgres nginx prometheus ffmpeg clients  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	$(LONG) -m "long or not long"
 else
 test: setup postgres ffmpeg
-	$(PYTEST) $(HOST_TESTS) -m "not long or other_host"
+	$(call PYTEST,3) $(HOST_TESTS) -m "not long or other_host"
 
 test-all: setup postgres ffmpeg
 	$(LONG) $(HOST_TESTS) $(HOST_LONG) -m "long or not long"

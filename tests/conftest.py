@@ -80,7 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process of ``-n 2`` whole files, or all that a family's servers do."""
+    """Give each process of ``-n 3`` whole files, or all that a family's servers do."""
     # Not by xdist's own groups: those of 3.8 do nothing under pytest 9.2.
     from xdist.scheduler import LoadScopeScheduling
 
