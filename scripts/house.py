@@ -27,8 +27,8 @@ PACKAGE = "vllm_tts_cache"
 # Modules that can be cut one by one, so they have a budget of their own.
 FEATURES = (
     f"{PACKAGE}.entrypoints.features",
-    *(f"{PACKAGE}.catalogue.{name}" for name in ("aliases", "voice_settings")),
-    f"{PACKAGE}.catalogue.voice_usage",
+    *(f"{PACKAGE}.catalogue.{name}" for name in ("aliases", "of_speakers")),
+    f"{PACKAGE}.catalogue.voice_",
     *(f"{PACKAGE}.entrypoints.cli.voices.{name}" for name in ("options", "usage")),
 )
 HOST = ("vllm", "vllm_omni")

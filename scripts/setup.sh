@@ -68,6 +68,10 @@ install --no-deps -c "$constraints" voxcpm librosa audioread decorator pooch \
 step "installing axe"
 install --no-deps -c "$constraints" axe-playwright-python
 
+# Its file of weights is read; what it depends on does not install everywhere.
+step "installing the encoder that tells speakers apart"
+install --no-deps -c "$constraints" resemblyzer
+
 step "checking the audio and vision wheels on this machine"
 "$venv/bin/python" scripts/fix_cpu_wheels.py
 

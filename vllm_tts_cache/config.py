@@ -19,6 +19,7 @@ WarmKV = Literal["idle", "off"]
 RegistrationPolicy = Literal["overwrite", "immutable"]
 Quality = Literal["poor", "fair", "good"]
 ConsentPolicy = Literal["text", "recording"]
+Similarity = Literal["off", "tell", "refuse"]
 IPNetwork = IPv4Network | IPv6Network
 
 OUTPUT_RATES_HZ = (8_000, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
@@ -120,6 +121,8 @@ class Settings:
         consent: What a registration needs as ``consent``: any ``text``, or the id of a
             consent ``recording``.
         min_quality: The worst verdict with which a clip is still registered.
+        similarity: Whether a registration is told, or refused, if its clip sounds like
+            another voice, or unlike its consent recording.
         audio_download: Whether the reference audio of a voice can be downloaded.
         bundle_key: Signs exported voices; a server that has the same takes their ids,
             dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
@@ -165,6 +168,7 @@ class Settings:
     registration_policy: RegistrationPolicy = "overwrite"
     consent: ConsentPolicy = "text"
     min_quality: Quality = "poor"
+    similarity: Similarity = "off"
     audio_download: bool = True
     bundle_key: str = field(default="", repr=False)
     web: bool = True
@@ -229,6 +233,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_MAX_UPLOADED": ("max_uploaded", int),
     "SPEAKER_CONSENT": ("consent", _one_of(ConsentPolicy)),
     "SPEAKER_MIN_QUALITY": ("min_quality", _one_of(Quality)),
+    "SPEAKER_SIMILARITY": ("similarity", _one_of(Similarity)),
     "SPEAKER_AUDIO_DOWNLOAD": ("audio_download", _boolean),
     "SPEAKER_BUNDLE_KEY": ("bundle_key", _secret),
     "SPEAKER_WEB": ("web", _boolean),

@@ -6,7 +6,6 @@ few clicks; a short word in a long pause is not.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +85,9 @@ DEFAULT_LIMITS = AudioLimits()
 
 @dataclass(frozen=True, slots=True)
 class AudioWarning:
-    """An audible fault for which a clip is not refused."""
+    """What is wrong with a clip, and no reason to refuse it."""
 
-    code: Literal["clipping", "low_level", "one_channel", "truncated"]
+    code: str
     message: str
 
 

@@ -266,7 +266,7 @@ def check_clip(
     reasons = [
         Reason(warning.code, warning.message, "fair")
         for warning in warnings
-        if warning.code in ("one_channel", "truncated")  # levels are measured here
+        if warning.code not in ("low_level", "clipping")  # which are measured here
     ]
     if (problem := model_problem) is not None:
         problem = f"{problem[:1].upper()}{problem[1:]}."

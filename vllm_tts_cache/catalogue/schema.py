@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 # Version of the tables below; a catalogue of another version is not opened.
-VERSION = 3
+VERSION = 4
 
 metadata = MetaData()
 

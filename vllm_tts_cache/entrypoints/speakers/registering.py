@@ -7,7 +7,11 @@ from typing import Any
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import IdempotencyKey, NewSpeaker
+from vllm_tts_cache.catalogue.records import (
+    IdempotencyKey,
+    NewSpeaker,
+    SpeakerRecord,
+)
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
     ConfigError,
@@ -62,6 +66,11 @@ class Upload:
         NewSpeaker(**{**asdict(self), "idempotency_key": None}, embedding=(0.0,))
 
 
+# Warnings of a clip, and what to call with the voice once it is registered.
+Compared = tuple[tuple[AudioWarning, ...], Callable[[SpeakerRecord], None]]
+Compare = Callable[[Tenant, Upload | None, ReferenceAudio], Compared]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """A registered voice, its clip's warnings, and the quality if it was measured."""
@@ -80,6 +89,8 @@ class Uploads:
 
     Attributes:
         changes: Runs changes without a clip, which do not wait for decodes.
+        compare: Called in a thread with a clip that is checked, or that is to be
+            registered; raises to refuse it.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class Uploads:
         self.changes = BoundedExecutor(
             "too many changes wait", num_threads=1, max_waiting=MAX_WAITING
         )
+        self.compare: Compare = lambda *_: ((), lambda _record: None)
 
     async def register_audio(
         self, tenant: Tenant, upload: Upload, *files: bytes, check: bool = True
@@ -115,7 +127,9 @@ class Uploads:
         register = self._register_clips
         return await self._threads.run(register, tenant, upload, files, check)
 
-    async def check(self, data: bytes, ref_text: str | None) -> ClipQuality:
+    async def check(
+        self, tenant: Tenant, data: bytes, ref_text: str | None
+    ) -> ClipQuality:
         """Return a clip's quality, without storing the clip.
 
         Raises: InvalidAudioError, ServerBusyError, ConfigError without a detector.
@@ -123,11 +137,12 @@ class Uploads:
 
         def check() -> ClipQuality:
             decoded = decode(data)
+            more, _ = self.compare(tenant, None, decoded.audio)
             return check_clip(
                 decoded.audio,
                 ref_text=ref_text,
                 model_problem=self._problem(decoded.audio),
-                warnings=decoded.warnings,
+                warnings=decoded.warnings + more,
             )
 
         return await self._threads.run(check)
@@ -205,6 +220,7 @@ class Uploads:
         decoded = decode_clips(files)
         audio = decoded.audio
         quality = self.check_registrable(audio, upload.ref_text, measure=check)
+        more, keep = self.compare(tenant, upload, audio)
         new = NewSpeaker(
             **upload.fields(tenant, *files),
             file_size=sum(map(len, files)),
@@ -214,7 +230,9 @@ class Uploads:
             clip_starts=audio.clip_starts,
         )
         done = self._store.registrations.register(new, decoded, limits=tenant.limits)
-        return Registration(done=done, warnings=decoded.warnings, quality=quality)
+        keep(done.record)
+        warnings = decoded.warnings + more
+        return Registration(done=done, warnings=warnings, quality=quality)
 
     def _problem(self, audio: ReferenceAudio) -> str | None:
         if (family := self._family()) is None:
