@@ -131,6 +131,9 @@ class Settings:
         default_voice: The voice that speaks where a request names none, or ``default``;
             with tenants, each has its own in the tenants' file.
         pcm_sample_rate: Of PCM where a request does not say; 0 for the model's own.
+        webhook_url: Told when a voice is ready, failed or was deleted; empty for none.
+        webhook_secret: Signs what it is told, as standardwebhooks.com says.
+        webhook_networks: Networks inside in which it may be.
         tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The number of these encodings.
@@ -175,6 +178,9 @@ class Settings:
     stream: bool = False
     default_voice: str = ""
     pcm_sample_rate: int = 0
+    webhook_url: str = field(default="", repr=False)
+    webhook_secret: str = field(default="", repr=False)
+    webhook_networks: tuple[IPNetwork, ...] = ()
     tenants_file: Path | None = None
     memory_max_bytes: int = 512 * 1024**2
     memory_max_entries: int = 1024
@@ -240,6 +246,9 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_STREAM": ("stream", _boolean),
     "SPEAKER_DEFAULT_VOICE": ("default_voice", str),
     "SPEAKER_PCM_SAMPLE_RATE": ("pcm_sample_rate", int),
+    "SPEAKER_WEBHOOK_URL": ("webhook_url", str),
+    "SPEAKER_WEBHOOK_SECRET": ("webhook_secret", _secret),
+    "SPEAKER_WEBHOOK_NETWORKS": ("webhook_networks", _networks),
     "SPEAKER_TENANTS_FILE": ("tenants_file", _path),
     "SPEAKER_CACHE_ENABLED": ("enabled", _boolean),
     "SPEAKER_CACHE_MAX_BYTES": ("memory_max_bytes", int),

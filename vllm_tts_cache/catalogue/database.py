@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.catalogue import schema, voice_timbre, voice_usage
+from vllm_tts_cache.catalogue import schema, voice_news, voice_timbre, voice_usage
 from vllm_tts_cache.files import give_up_ballast
 
 T = TypeVar("T")
@@ -29,7 +29,11 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 # `schema.create` makes these as well; their modules define them.
-TABLES_OF_FEATURES = (voice_usage.voice_usage, voice_timbre.voice_timbre)
+TABLES_OF_FEATURES = (
+    voice_usage.voice_usage,
+    voice_timbre.voice_timbre,
+    voice_news.voice_news,
+)
 
 _engines: "WeakSet[Engine]" = WeakSet()
 _databases: "WeakSet[Database]" = WeakSet()

@@ -5,10 +5,15 @@ from vllm_tts_cache.entrypoints.features import (
     similarity,
     usage,
     voice_settings,
+    webhook,
 )
 
 
 class ServingSpeech(
-    names.Speech, voice_settings.Speech, usage.Speech, similarity.Speech
+    names.Speech,
+    voice_settings.Speech,
+    usage.Speech,
+    similarity.Speech,
+    webhook.Speech,
 ):
-    """Speech by a default voice, with settings, counted and compared."""
+    """Speech by a default voice, with settings, counted, compared and told of."""

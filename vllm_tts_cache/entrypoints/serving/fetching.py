@@ -142,7 +142,7 @@ class FetchConnection(HTTPConnection):
 
     def _may_pass(self, error: Exception) -> bool:
         """Tell whether another attempt may succeed, or time would tell a status."""
-        for each in _causes(error):
+        for each in causes(error):
             if isinstance(each, socket.gaierror):
                 return each.errno == socket.EAI_AGAIN
         if isinstance(error, _TOO_LARGE):
@@ -152,8 +152,8 @@ class FetchConnection(HTTPConnection):
 
     def _reason_of(self, error: Exception) -> str:
         """Say why a reference was not fetched, and nothing of the network inside."""
-        causes, is_by_proxy = [*_causes(error)], _is_to_proxy.get()
-        for each in causes:
+        found, is_by_proxy = [*causes(error)], _is_to_proxy.get()
+        for each in found:
             if isinstance(each, NotPublicError if is_by_proxy else socket.gaierror):
                 return (
                     "its host has no public address. Send the clip as a data URL, or "
@@ -165,7 +165,7 @@ class FetchConnection(HTTPConnection):
         if self.networks and not isinstance(error, _TOO_LARGE):
             # The server may be inside: which of its ports answer, and how, is not told.
             return "its server does not give it"
-        return _public_reason(error, causes)
+        return _public_reason(error, found)
 
     async def _check_hop(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
@@ -223,8 +223,8 @@ def _is_public(ip: IPv4Address | IPv6Address) -> bool:
     return ip in _UNICAST and ip.is_global and not is_tunnel
 
 
-def _public_reason(error: Exception, causes: Sequence[BaseException]) -> str:
-    for each in causes:
+def _public_reason(error: Exception, found: Sequence[BaseException]) -> str:
+    for each in found:
         if isinstance(each, ssl.SSLCertVerificationError):
             return (
                 "the certificate of its server is not trusted "
@@ -246,7 +246,8 @@ def _public_reason(error: Exception, causes: Sequence[BaseException]) -> str:
     return "its server cannot be reached, or breaks off"
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error and what led to it, without what aiohttp made of that."""
     while error is not None:
         if not isinstance(error, aiohttp.ClientError):  # also Python's by class
             yield error

@@ -1,0 +1,231 @@
+"""What a webhook is told of voices: a row for each, with the last of its news.
+
+A row keeps what was or is to be told, so it outlives its speaker, whose deletion is
+news as well. Several pieces of news of one voice are told as the last of them.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    Table,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.of_speakers import generation, on_sqlite
+from vllm_tts_cache.catalogue.schema import (
+    TEXT,
+    failed_encode,
+    metadata,
+    speaker,
+    stored_file,
+)
+
+State = Literal["registered", "ready", "failed", "deleted"]
+
+# ``number`` is the last generation, ``since`` is when the state began. It may be told
+# from ``next_try`` on, by the database's clock; a server that tells it moves that on,
+# so that others leave it alone.
+voice_news = Table(
+    "voice_news",
+    metadata,
+    Column("speaker_id", TEXT, primary_key=True),
+    Column("tenant", TEXT, nullable=False),
+    generation("SET NULL", nullable=True),
+    Column("number", BigInteger, nullable=False),
+    Column("state", TEXT, nullable=False),
+    Column("reason", TEXT),
+    Column("since", Float, nullable=False),
+    Column("is_told", Integer, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    Column("next_try", Float, nullable=False),
+    Index("voice_news_generation", "generation", "state"),
+    Index("voice_news_try", "is_told", "next_try"),
+)
+on_sqlite(voice_news, "UPDATE voice_news SET generation = NULL")
+_row = voice_news.c
+_KNOWN = {"since": 0.0, "is_told": 1, "num_attempts": 0, "next_try": 0.0}
+_ONE = select(_row.speaker_id).limit(1)
+_LIVING = "registered", "ready", "failed"
+_IS_THERE = exists().where(speaker.c.speaker_id == _row.speaker_id)
+_IS_GONE = _row.generation.is_(None) & _row.state.in_(_LIVING) & ~_IS_THERE
+_ITS = stored_file.c.audio_sha256 == speaker.c.audio_sha256
+_HAS_ENCODING = exists().where(_ITS, stored_file.c.is_audio == 0)
+_HAS_FAILED = exists().where(failed_encode.c.audio_sha256 == speaker.c.audio_sha256)
+# Where looking closer may find it ready or failed.
+_MAY_SETTLE = or_(
+    (_row.state == "registered")
+    & (_HAS_ENCODING | _HAS_FAILED | speaker.c.audio_sha256.is_(None)),
+    (_row.state == "failed") & _HAS_ENCODING & ~_HAS_FAILED,
+)
+# One statement over a million voices takes longer than the server lets one take.
+_LOOKED_AT = 20_000
+_CHANGED_AT_ONCE = 500
+
+
+class News(NamedTuple):
+    """What is to be told of a voice; a deleted one has no name any more."""
+
+    speaker_id: str
+    tenant: str
+    number: int
+    state: State
+    reason: str | None
+    since: float
+    num_attempts: int
+    name: str | None
+
+
+def begin(db: Connection) -> None:
+    """Insert rows for all voices, once: of those that are there, only the end is news.
+
+    A row that is no voice's keeps that it was done.
+    """
+    if db.execute(_ONE).first() is not None:
+        return
+    mark = {"speaker_id": "", "tenant": "", "generation": None, "state": "deleted"}
+    db.execute(voice_news.insert(), {**mark, "number": 0, **_KNOWN})
+    columns = speaker.c.speaker_id, speaker.c.tenant, *2 * (speaker.c.generation,)
+    values = literal("ready"), *(literal(value) for value in _KNOWN.values())
+    names = ["speaker_id", "tenant", "generation", "number", "state", *_KNOWN]
+    db.execute(voice_news.insert().from_select(names, select(*columns, *values)))
+
+
+def last_generation(db: Connection) -> int:
+    """Return the highest generation that has a row."""
+    return db.execute(select(func.max(_row.generation))).scalar() or 0
+
+
+def has_new(db: Connection, after: int) -> bool:
+    """Whether there are voices behind a generation."""
+    query = select(speaker.c.generation).where(speaker.c.generation > after)
+    return db.execute(query.limit(1)).first() is not None
+
+
+def adopt(db: Connection, after: int) -> int:
+    """Insert rows for new voices, and those that were replaced; return the last one.
+
+    ``after`` is the generation behind which to begin.
+    """
+    query = select(speaker.c.speaker_id, speaker.c.tenant, speaker.c.generation)
+    query = query.where(speaker.c.generation > after).order_by(speaker.c.generation)
+    found = db.execute(query.limit(_CHANGED_AT_ONCE)).all()
+    if not found:
+        return after
+    begins: dict[str, Any] = {"state": "registered", **_KNOWN}
+    rows = [
+        {"speaker_id": id_, "tenant": tenant, "generation": n, "number": n, **begins}
+        for id_, tenant, n in found
+    ]
+    dialect = postgresql if schema.is_postgres(db) else sqlite
+    insert = dialect.insert(voice_news).values(rows)
+    given = insert.excluded
+    of_it = {"tenant": given.tenant, "generation": given.generation}
+    anew = insert.on_conflict_do_update(
+        index_elements=[_row.speaker_id],
+        set_={**of_it, "number": given.generation, "reason": None, **begins},
+        where=_row.number != given.generation,
+    )
+    db.execute(anew)
+    return found[-1][2]
+
+
+def unsettled(
+    db: Connection, after: int, limit: int
+) -> tuple[list[tuple[int, str, str]], int]:
+    """Return generation, tenant and id of voices that are ready, or failed, by now.
+
+    Perhaps: not all that they need may be there. And return where to go on.
+    """
+    columns = _row.generation, _row.tenant, _row.speaker_id
+    last = after + _LOOKED_AT
+    query = select(*columns).join_from(
+        voice_news, speaker, speaker.c.generation == _row.generation
+    )
+    query = query.where(_row.generation > after, _row.generation <= last, _MAY_SETTLE)
+    rows = db.execute(query.order_by(_row.generation).limit(limit)).all()
+    found = [(number, tenant, id_) for number, tenant, id_ in rows]
+    if len(found) == limit:
+        return found, found[-1][0]
+    return found, last if last < last_generation(db) else 0
+
+
+def settle(db: Connection, number: int, state: State, reason: str | None) -> None:
+    """Have the webhook told that a voice is ready, or failed."""
+    is_news = _row.generation == number, _row.state != state
+    new = _news(db, state) | {"reason": reason}
+    db.execute(voice_news.update().where(*is_news).values(**new))
+
+
+def has_gone(db: Connection) -> bool:
+    """Whether voices were deleted of which that is not noted."""
+    return db.execute(_ONE.where(_IS_GONE)).first() is not None
+
+
+def note_gone(db: Connection) -> None:
+    """Have the webhook told of voices that were deleted, of many by several calls."""
+    gone = select(_row.speaker_id).where(_IS_GONE).limit(_CHANGED_AT_ONCE)
+    ids = list(db.execute(gone).scalars())
+    new = _news(db, "deleted") | {"reason": None}
+    db.execute(voice_news.update().where(_row.speaker_id.in_(ids)).values(**new))
+
+
+def is_due(db: Connection) -> bool:
+    """Whether there are news to be told now."""
+    return db.execute(_ONE.where(_due(db))).first() is not None
+
+
+def claim(db: Connection, limit: int, seconds: float) -> list[News]:
+    """Return news that are to be told now; for so long no other server gets them."""
+    fields = News._fields
+    columns = [speaker.c.name if f == "name" else _row[f] for f in fields]
+    joined = voice_news.outerjoin(speaker, speaker.c.generation == _row.generation)
+    query = select(*columns).select_from(joined).where(_due(db))
+    rows = db.execute(query.order_by(_row.next_try).limit(limit)).all()
+    if found := [News(*row) for row in rows]:
+        ids = [news.speaker_id for news in found]
+        claimed = voice_news.update().where(_row.speaker_id.in_(ids))
+        db.execute(claimed.values(next_try=schema.now(db) + seconds))
+    return found
+
+
+def told(db: Connection, news: News) -> None:
+    """Note that news were told, or given up; of a deleted voice nothing is kept."""
+    if news.state == "deleted":
+        db.execute(voice_news.delete().where(*_is(news)))
+    else:
+        db.execute(voice_news.update().where(*_is(news)).values(is_told=1))
+
+
+def failed(db: Connection, news: News, seconds: float) -> None:
+    """Have news told again after a time."""
+    values = {"num_attempts": news.num_attempts + 1}
+    changed = voice_news.update().where(*_is(news))
+    db.execute(changed.values(**values, next_try=schema.now(db) + seconds))
+
+
+def _news(db: Connection, state: State) -> dict[str, Any]:
+    since = schema.now(db)
+    return {**_KNOWN, "state": state, "is_told": 0, "since": since}
+
+
+def _due(db: Connection) -> "ColumnElement[bool]":
+    is_true = _row.generation.is_not(None) | (_row.state == "deleted")
+    return (_row.is_told == 0) & (_row.next_try <= schema.now(db)) & is_true
+
+
+def _is(news: News) -> tuple[Any, ...]:
+    same = _row.number == news.number, _row.state == news.state
+    return _row.speaker_id == news.speaker_id, *same
