@@ -91,8 +91,8 @@ class Webhook:
         # Behind it are voices that have not been looked at in this round.
         self._after = 0
         # Apart: a receiver that answers late holds nothing else up, nor do workers.
-        rounds = self._find_news, self._tell
-        self._tasks = [asyncio.create_task(self._repeat(each)) for each in rounds]
+        works = self._repeat(self._find_news), self._tell_regularly()
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     def shutdown(self) -> None:
         """Stop; what is not told yet is told after the next start."""
@@ -157,6 +157,11 @@ class Webhook:
                 change(db)
 
     # -------- telling
+
+    async def _tell_regularly(self) -> None:
+        session = await self._connection.get_async_client()
+        async with session:
+            await self._repeat(self._tell)
 
     async def _tell(self) -> bool:
         """Post what is due; return whether more may be."""
