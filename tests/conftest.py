@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.catalogues import (  # noqa: F401  fixtures of all that follow
     object_server,
@@ -38,6 +39,10 @@ def pytest_configure() -> None:
     And keep temporary files in memory where it has the room and runs programs: tests
     end processes, never the machine, so that none needs what an fsync waits for.
     """
+    # Hypothesis times what it makes, and a busy machine is slow.
+    too_slow = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("busy", **too_slow)
+    settings.load_profile("busy")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     os.environ["TTS_CACHE_CPU_DEVICE"] = worker.removeprefix("gw")
     if MEMORY.is_dir():

@@ -85,7 +85,7 @@ RESAMPLED = {
 
 
 @pytest.mark.parametrize("name", RESAMPLED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_announced_lengths_follow_the_resampler_up_to_30_seconds(name, data):
     announced, resample, to_hz, length = RESAMPLED[name]

@@ -40,7 +40,6 @@ def so_many(num_cases):
     """Settings of a test that generates so many cases and shrinks none."""
     return settings(
         max_examples=num_cases,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -7,7 +7,7 @@ import base64
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
@@ -41,11 +41,7 @@ MAGIC = [b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS", b"ID3", b"\xff\xf1", b"\xff\xfb"
 MAGIC += [b"\x1aE\xdf\xa3", b"\0\0\0\x20ftypisom", b"\0\0\0\x08wide", b""]
 MAGIC += [b"RF64\xff\xff\xff\xffWAVEds64", b"BW64\0\0\0\0WAVE", b"ID3\4\0\x10\0\0\0\0"]
 
-fuzz = settings(
-    max_examples=min(NUM_CASES // 15, 100),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+fuzz = settings(max_examples=min(NUM_CASES // 15, 100))
 
 
 @cache

@@ -94,7 +94,7 @@ def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data
 
 
 @names
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=200) | st.integers() | st.text())
 def test_garbage_is_nothing_but_an_rpc_error(kind, data):
     try:

@@ -65,7 +65,7 @@ def has_no_control_token(text):
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=(TEXTS | TAGGED).filter(has_no_control_token),
     ref_text=(TEXTS | TAGGED).filter(has_no_control_token),

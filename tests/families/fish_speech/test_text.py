@@ -37,14 +37,14 @@ def ours(text):
         return None
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(text=TEXTS | st.text("<|>:a0speakr\n", max_size=30) | st.text(max_size=30))
 @example("<|" * 5)
 def test_a_text_passes_where_it_passes_at_the_host_and_is_the_same_then(text):
     assert ours(text) == hosts(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=TEXTS.filter(lambda text: ours(text) is not None))
 def test_a_transcript_is_read_as_the_host_reads_it(text):
     assert transcript(text) == hosts(text, add_default_speaker=True)

@@ -111,5 +111,5 @@ class SpeakersMachine(RuleBasedStateMachine):
 @pytest.mark.every_backend
 def test_the_store_agrees_with_a_dict(engine):
     num_examples = 15 if engine == "sqlite" else 5
-    short = settings(max_examples=num_examples, stateful_step_count=15, deadline=None)
+    short = settings(max_examples=num_examples, stateful_step_count=15)
     run_state_machine_as_test(SpeakersMachine, settings=short)

@@ -123,7 +123,7 @@ RATES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(samples=GRID_16 | GRID_24 | FLOATS, rate=RATES)
 @example(samples=np.array([1.0, -1.0], np.float32), rate=24_000)
 @example(samples=np.array([-1.0, 1.0 - 2.0**-15], np.float32), rate=24_000)

@@ -473,8 +473,7 @@ def test_a_recording_that_is_no_audio_is_refused(exported, other):
 @pytest.mark.sqlite
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_the_same_voice(exported, other, data):

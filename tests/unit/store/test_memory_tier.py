@@ -113,9 +113,7 @@ def fits(segment, held):
 
 
 TestMemoryTierAgainstModel = MemoryMachine.TestCase
-TestMemoryTierAgainstModel.settings = settings(
-    deadline=None, max_examples=100, stateful_step_count=40
-)
+TestMemoryTierAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_counts_hold_when_threads_race():
