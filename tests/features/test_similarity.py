@@ -112,6 +112,7 @@ def test_a_vector_tells_speakers_apart_and_is_the_same_each_time():
         encoder.vector(decode(c).audio) for c in (KEEPER, SAME, BAKER)
     )
     assert encoder.vector(decode(KEEPER).audio) == keeper
+    assert keeper and same and baker
     alike, unlike = timbre.similarities(keeper, [same, baker])
     assert alike > similarity.SAME_FROM > similarity.OTHER_BELOW > unlike
     for nothing in (wav(pitch_hz=120.0), part(SPEECH, is_first=False)):
