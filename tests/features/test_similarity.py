@@ -204,6 +204,32 @@ async def test_each_clip_of_a_voice_is_compared(server, monkeypatch):
     upload = Upload(name="Both", consent=consent)
     with pytest.raises(InvalidSpeakerError, match="unlike"):
         await asyncio.to_thread(comparison.compare, ALONE, upload, joined)
+    # A voice of both is known by its second clip as well.
+    registered = (await server.register("Tone", wav(pitch_hz=120.0))).json()["voice"]
+    store, sha = server.service.store, registered["audio_sha256"]
+    both = timbre.TimbreEncoder().vectors(joined)
+    assert len(both) == 2
+    with store.database.write() as db:
+        db.execute(voice_timbre.voice_timbre.delete())
+        voice_timbre.keep(db, store.last_generation(), sha, b"".join(both))
+    for clip in (SAME, BAKER):
+        assert "'Tone'" in (await check(server.client, clip))["similar_voice"]
+
+
+@refusing
+async def test_a_lost_consent_recording_is_refused(server):
+    consent = await consent_by(server, BAKER)
+    for path in (server.directory / "store").rglob("audio.*"):
+        path.unlink()
+    refused = await server.register("Baker", BAKER, consent=consent)
+    assert refused.status_code == 400 and "recording is lost" in refused.text
+
+
+async def test_texts_too_deep_to_read_are_a_400(server):
+    for deep in ("[" * 480 + "]" * 480, "[" * 4000 + "]" * 4000):
+        for field in ("aliases", "settings"):
+            refused = await server.register("Ann", KEEPER, **{field: deep})
+            assert refused.status_code == 400, refused.text
 
 
 async def test_voices_that_came_before_or_in_a_bundle_are_heard(
@@ -215,7 +241,8 @@ async def test_voices_that_came_before_or_in_a_bundle_are_heard(
     bundle = (await server.client.get(f"{VOICES}/Keeper/bundle")).content
     await server.client.delete(f"{VOICES}/Keeper")
     monkeypatch.setattr(similarity, "_LOOK_SECONDS", 0.05)
-    store, failures = server.service.store, [StorageError("down")]
+    monkeypatch.setattr(similarity, "_ROUNDS_OF_NEW", 2)
+    store, failures = server.service.store, [StorageError("down"), RuntimeError("bug")]
     read = store.read_audio
 
     def read_audio(sha):

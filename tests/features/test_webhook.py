@@ -261,8 +261,9 @@ def test_only_voices_that_may_be_ready_or_failed_are_looked_at(open_here):
     ready, bad, _ = (each.record for each in made)
     write(voice_news.adopt, 0)
 
-    def looked_at(after=0, limit=9):
-        found, after = write(voice_news.unsettled, after, limit)
+    def looked_at(after=0, limit=9, encoder="e"):
+        needed = [store_samples.key(0, encoder).encoder_fingerprint]
+        found, after = write(voice_news.unsettled, needed, after, limit)
         return [number for number, *_ in found], after
 
     assert looked_at() == ([], 0)
@@ -271,9 +272,13 @@ def test_only_voices_that_may_be_ready_or_failed_are_looked_at(open_here):
     assert looked_at() == ([ready.generation, bad.generation], 0)
     assert looked_at(limit=1) == ([ready.generation], ready.generation)
     assert looked_at(ready.generation) == ([bad.generation], 0)
-    write(voice_news.settle, ready.generation, "ready", None)
-    write(voice_news.settle, bad.generation, "failed", "it hums")
+    assert looked_at(encoder="another's") == ([], 0)
+    assert write(voice_news.settle, ready.generation, "ready", None)
+    assert not write(voice_news.settle, ready.generation, "failed", "too late")
+    assert write(voice_news.settle, bad.generation, "failed", "it hums")
+    assert not write(voice_news.settle, bad.generation, "failed", "it hums")
     assert looked_at() == ([], 0)
+    store.note_failed(store_samples.key(1, "another's"), "of another model")
     assert store_samples.publish(store, 1)
     assert looked_at() == ([bad.generation], 0)
 
@@ -315,3 +320,23 @@ async def test_what_nobody_takes_is_given_up(
     await soon(lambda: "not told any more" in plugin_log.text)
     await asyncio.sleep(0.3)
     assert len(receiver.ids) == 3 and "Ann" not in plugin_log.text
+
+
+async def test_what_is_not_noted_at_once_is_not_told_twice(
+    server_with_receiver, monkeypatch
+):
+    server, receiver = server_with_receiver
+    monkeypatch.setattr(webhook, "_NOTE_AGAIN_SECONDS", (0.01, 0.01, 0))
+    note, failures = voice_news.told, [StorageError("busy"), StorageError("busy")]
+
+    def told(db, news):
+        if failures:
+            raise failures.pop()
+        note(db, news)
+
+    monkeypatch.setattr(voice_news, "told", told)
+    monkeypatch.setattr(webhook, "_CLAIM_SECONDS", 0.2)
+    await registered(server, "Ann", pitch_hz=120.0)
+    await soon(lambda: not failures)
+    await asyncio.sleep(0.5)
+    assert receiver.told == [("voice.ready", "Ann")]

@@ -4,6 +4,7 @@ A row keeps what was or is to be told, so it outlives its speaker, whose deletio
 news as well. Several pieces of news of one voice are told as the last of them.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
@@ -61,15 +62,6 @@ _ONE = select(_row.speaker_id).limit(1)
 _LIVING = "registered", "ready", "failed"
 _IS_THERE = exists().where(speaker.c.speaker_id == _row.speaker_id)
 _IS_GONE = _row.generation.is_(None) & _row.state.in_(_LIVING) & ~_IS_THERE
-_ITS = stored_file.c.audio_sha256 == speaker.c.audio_sha256
-_HAS_ENCODING = exists().where(_ITS, stored_file.c.is_audio == 0)
-_HAS_FAILED = exists().where(failed_encode.c.audio_sha256 == speaker.c.audio_sha256)
-# Where looking closer may find it ready or failed.
-_MAY_SETTLE = or_(
-    (_row.state == "registered")
-    & (_HAS_ENCODING | _HAS_FAILED | speaker.c.audio_sha256.is_(None)),
-    (_row.state == "failed") & _HAS_ENCODING & ~_HAS_FAILED,
-)
 # One statement over a million voices takes longer than the server lets one take.
 _LOOKED_AT = 20_000
 _CHANGED_AT_ONCE = 500
@@ -143,18 +135,36 @@ def adopt(db: Connection, after: int) -> int:
 
 
 def unsettled(
-    db: Connection, after: int, limit: int
+    db: Connection, fingerprints: Sequence[str], after: int, limit: int
 ) -> tuple[list[tuple[int, str, str]], int]:
     """Return generation, tenant and id of voices that are ready, or failed, by now.
 
     Perhaps: not all that they need may be there. And return where to go on.
+
+    Args:
+        db: A connection.
+        fingerprints: Of the encoders that may be needed.
+        after: The generation behind which to begin.
+        limit: How many to return at most.
     """
+    has_encoding, has_failed = (
+        exists().where(
+            table.c.audio_sha256 == speaker.c.audio_sha256,
+            table.c.artifact.in_(fingerprints),
+        )
+        for table in (stored_file, failed_encode)
+    )
+    is_embedding = speaker.c.audio_sha256.is_(None)
+    may_settle = or_(
+        (_row.state == "registered") & (has_encoding | has_failed | is_embedding),
+        (_row.state == "failed") & has_encoding & ~has_failed,
+    )
     columns = _row.generation, _row.tenant, _row.speaker_id
     last = after + _LOOKED_AT
     query = select(*columns).join_from(
         voice_news, speaker, speaker.c.generation == _row.generation
     )
-    query = query.where(_row.generation > after, _row.generation <= last, _MAY_SETTLE)
+    query = query.where(_row.generation > after, _row.generation <= last, may_settle)
     rows = db.execute(query.order_by(_row.generation).limit(limit)).all()
     found = [(number, tenant, id_) for number, tenant, id_ in rows]
     if len(found) == limit:
@@ -162,11 +172,16 @@ def unsettled(
     return found, last if last < last_generation(db) else 0
 
 
-def settle(db: Connection, number: int, state: State, reason: str | None) -> None:
-    """Have the webhook told that a voice is ready, or failed."""
-    is_news = _row.generation == number, _row.state != state
+def settle(db: Connection, number: int, state: State, reason: str | None) -> bool:
+    """Have the webhook told that a voice is ready, or failed; return if that is news.
+
+    What is ready is never said to have failed, by a server that looked a while ago.
+    """
+    before = ("registered", "failed") if state == "ready" else ("registered",)
+    is_news = _row.generation == number, _row.state.in_(before)
     new = _news(db, state) | {"reason": reason}
-    db.execute(voice_news.update().where(*is_news).values(**new))
+    changed = db.execute(voice_news.update().where(*is_news).values(**new))
+    return changed.rowcount > 0
 
 
 def has_gone(db: Connection) -> bool:

@@ -15,9 +15,13 @@ from vllm_tts_cache.audio.limits import AudioWarning
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import voice_timbre
 from vllm_tts_cache.catalogue.names import fold, is_consent_id
-from vllm_tts_cache.catalogue.records import IdempotencyKey
+from vllm_tts_cache.catalogue.records import IdempotencyKey, SpeakerRecord
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.features.timbre import TimbreEncoder, similarities
+from vllm_tts_cache.entrypoints.features.timbre import (
+    TimbreEncoder,
+    similarities,
+    split,
+)
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.registering import Compared, Upload
@@ -28,7 +32,6 @@ from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerRequestError,
     StorageError,
-    TTSCacheError,
     log_text_of,
 )
 from vllm_tts_cache.logs import ThrottledLog
@@ -44,6 +47,7 @@ _AT_ONCE = 4096
 # The nearest may be gone, or the voice that is replaced.
 _MOST_NAMED = 3
 _LOOK_SECONDS = 10.0
+_ROUNDS_OF_NEW = 360  # an hour
 _NICE = 10
 
 throttled = ThrottledLog()
@@ -99,11 +103,15 @@ class Comparison:
     def _compared(
         self, tenant: Tenant, upload: Upload | None, audio: ReferenceAudio
     ) -> Compared:
-        heard = [self._encoder.vector(clip) for clip in audio.clips()]
-        vectors = [vector for vector in heard if vector is not None]
-        kept = vectors[0] if vectors else voice_timbre.NOTHING
+        vectors = self._encoder.vectors(audio)
+
+        def keep(record: SpeakerRecord) -> None:
+            """Keep how it sounds; if that fails now, it is heard again."""
+            with suppress(StorageError):
+                self._keep(record.generation, audio, vectors)
+
         if not vectors or (upload is not None and self._was_done(tenant, upload)):
-            return (), lambda record: self._keep(record.generation, audio, kept)
+            return (), keep
         found: list[AudioWarning] = []
         refuses = self._refuses and upload is not None
         if (like := self._most_like(tenant, upload, vectors)) is not None:
@@ -118,7 +126,7 @@ class Comparison:
             if refuses:
                 raise InvalidSpeakerError("consent", doubt)
             found.append(AudioWarning("other_speaker", f"Check the consent: {doubt}."))
-        return tuple(found), lambda record: self._keep(record.generation, audio, kept)
+        return tuple(found), keep
 
     def _was_done(self, tenant: Tenant, upload: Upload) -> bool:
         """Whether registering will answer what it answered before."""
@@ -134,13 +142,15 @@ class Comparison:
         """Return the name of the most similar voice but the one that is replaced."""
         with self._store.database.read() as db:
             rows = voice_timbre.of_tenant(db, tenant.name, MAX_COMPARED)
+        rows = [(number, one) for number, kept in rows for one in split(kept)]
         close: dict[int, float] = {}
         for start in range(0, len(rows), _AT_ONCE):
             numbers, others = zip(*rows[start : start + _AT_ONCE], strict=True)
             each = [similarities(vector, others) for vector in vectors]
             found = np.max(each, axis=0)
             for at in (found >= SAME_FROM).nonzero()[0]:
-                close[numbers[at]] = float(found[at])
+                number = numbers[at]
+                close[number] = max(close.get(number, 0.0), float(found[at]))
         nearest = sorted(close, key=close.__getitem__, reverse=True)[:_MOST_NAMED]
         with self._store.database.read() as db:
             named = voice_timbre.names(db, nearest)
@@ -157,72 +167,75 @@ class Comparison:
         """Return why a clip and its consent recording are not one person's, or None."""
         if not is_consent_id(upload.consent):
             return None
-        audio = None
-        with suppress(ConsentNotFoundError):  # registering says so
+        try:
             consent = self._store.consents.get(upload.consent, tenant.name)
-            audio = self._store.read_audio(consent.audio_sha256)
-        theirs = None if audio is None else self._encoder.vector(audio)
-        if theirs is None:
+        except ConsentNotFoundError:  # registering says so
             return None
-        similarity = float(similarities(theirs, vectors).min())
+        try:
+            audio = self._store.read_audio(consent.audio_sha256)
+        except SourceCorruptError:
+            audio = None
+        if audio is None:
+            return "the recording is lost; record it again"
+        if not (theirs := self._encoder.vectors(audio)):
+            return None
+        similarity = float(similarities(theirs[0], vectors).min())
         if similarity >= OTHER_BELOW:
             return None
         said = f"the clip sounds unlike the person in that recording ({similarity:.2f})"
         return f"{said}; record one of them again"
 
-    def _keep(self, number: int, audio: ReferenceAudio, vector: bytes) -> None:
-        """Keep how a voice sounds; if that fails now, the voice is heard later."""
-        try:
-            with self._store.database.write() as db:
-                voice_timbre.keep(db, number, audio.audio_sha256, vector)
-        except StorageError as exc:
-            message = "How a voice sounds is not kept yet: %s"
-            throttled.warn_of("keeping", message, exc.log_text)
+    def _keep(self, number: int, audio: ReferenceAudio, vectors: list[bytes]) -> None:
+        kept = b"".join(vectors) or voice_timbre.NOTHING
+        with self._store.database.write() as db:
+            voice_timbre.keep(db, number, audio.audio_sha256, kept)
 
     async def _hear_regularly(self) -> None:
-        last = await self._surely(self._store.last_generation)
+        after, num_rounds = 0, 0
+        last = await self._last()
         # Begins anywhere: other servers hear the same voices.
         begin = secrets.randbelow(last + 1)
         await self._hear(begin, last)
         await self._hear(0, begin)
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            newest = await self._surely(self._store.last_generation)
-            await self._hear(last, newest)
+            num_rounds += 1
+            # All of them now and then: one may be in reach again, or repaired.
+            after = 0 if num_rounds % _ROUNDS_OF_NEW == 0 else last
+            newest = await self._last()
+            await self._hear(after, newest)
             last = max(last, newest)
+
+    async def _last(self) -> int:
+        return await self._surely(self._store.last_generation)
 
     async def _hear(self, after: int, last: int) -> None:
         while after < last:
             after = await self._surely(self._hear_next, after)
 
     async def _surely(self, function: Callable[..., int], *args: int) -> int:
-        """Return what a function returns once the storage answers."""
+        """Return what a function returns once the catalogue answers."""
         while True:
             try:
                 return await self._threads.run(function, *args)
-            except TTSCacheError as exc:
-                throttled.warn_of("hearing", "No voice is heard: %s", exc.log_text)
+            except Exception as exc:  # noqa: BLE001
+                message = "No voice is heard: %s"
+                throttled.warn_of("hearing", message, log_text_of(exc))
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _hear_next(self, after: int) -> int:
-        """Hear a voice behind a generation, if there is one; return what is next.
-
-        Raises: StorageError: The voice is to be heard again.
-        """
+        """Hear a voice behind a generation, if there is one; return what is next."""
         with self._store.database.read() as db:
             number, sha = voice_timbre.next_unheard(db, after)
         if sha is None:
             return number
-        audio = vector = None
-        with suppress(SourceCorruptError):
-            audio = self._store.read_audio(sha)
-        if audio is None:  # it may be repaired
-            return number
         try:
-            vector = self._encoder.vector(audio)
+            audio = self._store.read_audio(sha)
+            if audio is not None:
+                self._keep(number, audio, self._encoder.vectors(audio))
         except Exception as exc:  # noqa: BLE001
-            throttled.warn_of("hearing one", "A voice is not heard: %s", repr(exc))
-        self._keep(number, audio, vector or voice_timbre.NOTHING)
+            message = "A voice is not heard: %s"
+            throttled.warn_of("hearing one", message, log_text_of(exc))
         return number
 
 

@@ -78,6 +78,18 @@ class TimbreEncoder:
         )
         self._bands = torch.from_numpy(bands).float()
 
+    def vectors(self, audio: ReferenceAudio) -> list[bytes]:
+        """Return the vector of each clip, or of all together if each is too short.
+
+        Clips without enough speech have none.
+        """
+        heard = [self.vector(clip) for clip in audio.clips()]
+        found = [vector for vector in heard if vector is not None]
+        if not found and len(heard) > 1:
+            joined = self.vector(audio)
+            found = [] if joined is None else [joined]
+        return found
+
     @torch.inference_mode()
     def vector(self, audio: ReferenceAudio) -> bytes | None:
         """Return 256 values of int8; None if the clip has too little speech."""
@@ -113,6 +125,11 @@ class TimbreEncoder:
         if 0 < power < 10 ** (_LEVEL_DBFS / 10):  # it was trained on louder speech
             speech = speech * np.float32(10 ** (_LEVEL_DBFS / 20) / power**0.5)
         return speech
+
+
+def split(vectors: bytes) -> list[bytes]:
+    """Return the vectors that were joined."""
+    return [vectors[at : at + _SIZE] for at in range(0, len(vectors), _SIZE)]
 
 
 def similarities(vector: bytes, others: Sequence[bytes]) -> npt.NDArray[np.float32]:

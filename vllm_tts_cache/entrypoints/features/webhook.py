@@ -1,7 +1,8 @@
 """Tells a URL of the operator's when a voice is ready, failed or was deleted.
 
 Messages are those of standardwebhooks.com. What is to be told are rows, which any
-server of a fleet works off: each message arrives once, or again if a server was killed.
+server of a fleet works off. A message arrives once, or again if it was not noted that
+it had arrived, as by a server that was killed.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,9 +31,15 @@ from vllm_tts_cache.entrypoints.serving.fetching import (
 )
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import ConfigError, log_text_of
+from vllm_tts_cache.errors import (
+    ConfigError,
+    StorageError,
+    log_text_of,
+)
 from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
 
 LOOK_SECONDS = 2.0
 POST_SECONDS = 10.0
@@ -42,6 +50,7 @@ AT_ONCE = 8
 _SETTLED_AT_ONCE = 100
 # Others leave a message alone for so long while it is sent.
 _CLAIM_SECONDS = 120.0
+_NOTE_AGAIN_SECONDS = (1, 5, 10, 20, 0)
 _IN_BASE64 = "whsec_"
 
 throttled = ThrottledLog()
@@ -85,14 +94,14 @@ class Webhook:
             max_waiting=AT_ONCE, networks=settings.webhook_networks
         )
         self._threads = BoundedExecutor(
-            "news of voices are read", num_threads=2, max_waiting=AT_ONCE
+            "news of voices are read", num_threads=3, max_waiting=AT_ONCE
         )
         self._has_begun = False
         # Behind it are voices that have not been looked at in this round.
         self._after = 0
         # Apart: a receiver that answers late holds nothing else up, nor do workers.
-        works = self._repeat(self._find_news), self._tell_regularly()
-        self._tasks = [asyncio.create_task(work) for work in works]
+        acts = self._follow, self._settle, self._tell
+        self._tasks = [asyncio.create_task(self._repeat(act)) for act in acts]
 
     def shutdown(self) -> None:
         """Stop; what is not told yet is told after the next start."""
@@ -100,6 +109,12 @@ class Webhook:
             task.cancel()
         self._threads.shutdown()
         self._connection.shutdown()
+        # Its own tasks end first.
+        self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        await asyncio.wait(self._tasks)
+        await (await self._connection.get_async_client()).close()
 
     async def _repeat(self, act: Callable[[], Awaitable[bool]]) -> None:
         """Act again and again; at once where there is more to do."""
@@ -115,24 +130,12 @@ class Webhook:
 
     # -------- finding
 
-    async def _find_news(self) -> bool:
-        """Note what is new, ready, failed and deleted; return whether more may be."""
-        has_more = await self._threads.run(self._follow)
-        found, self._after = await self._threads.run(self._unsettled)
-        for number, tenant, speaker_id in found:
-            find = self._speakers.store.find
-            stored = await self._threads.run(find, speaker_id, tenant)
-            if stored is None or stored.record.generation != number:
-                continue
-            state, reason = await self._speakers.encodings.status(stored)
-            if state in ("ready", "failed"):
-                has_more = True
-                settle = partial(voice_news.settle, number=number, state=state)
-                await self._threads.run(self._write, partial(settle, reason=reason))
-        return has_more
+    async def _follow(self) -> bool:
+        """Note what is new, replaced and deleted; return whether more may be."""
+        return await self._threads.run(self._follow_speakers)
 
-    def _follow(self) -> bool:
-        """Note new, replaced and deleted voices; writes only if there are some."""
+    def _follow_speakers(self) -> bool:
+        """Write only if there is something to note."""
         if not self._has_begun:
             with self._database.write_long() as db:
                 voice_news.begin(db)
@@ -147,29 +150,50 @@ class Webhook:
                 voice_news.note_gone(db)
         return is_new or is_gone
 
-    def _unsettled(self) -> tuple[list[tuple[int, str, str]], int]:
-        with self._database.read() as db:
-            return voice_news.unsettled(db, self._after, _SETTLED_AT_ONCE)
+    async def _settle(self) -> bool:
+        """Note what is ready or failed; return whether more may be."""
+        try:
+            needed = sorted((await self._speakers.encodings.fingerprints()).values())
+        except (CannotCloneError, UnsupportedModelError):
+            return False
+        found, self._after = await self._threads.run(self._unsettled, needed)
+        num_settled = 0
+        for number, tenant, speaker_id in found:
+            find = self._speakers.store.find
+            stored = await self._threads.run(find, speaker_id, tenant)
+            if stored is None or stored.record.generation != number:
+                continue
+            state, reason = await self._speakers.encodings.status(stored)
+            if state in ("ready", "failed"):
+                settle = partial(
+                    voice_news.settle, number=number, state=state, reason=reason
+                )
+                num_settled += sum(await self._threads.run(self._write, settle))
+        # At once where voices were settled, and past generations without any.
+        return num_settled > 0 or (self._after > 0 and not found)
 
-    def _write(self, *changes: Callable[[Connection], None]) -> None:
+    def _unsettled(self, needed: list[str]) -> tuple[list[tuple[int, str, str]], int]:
+        with self._database.read() as db:
+            return voice_news.unsettled(db, needed, self._after, _SETTLED_AT_ONCE)
+
+    def _write(self, *changes: Callable[[Connection], Any]) -> list[Any]:
         with self._database.write() as db:
-            for change in changes:
-                change(db)
+            return [change(db) for change in changes]
 
     # -------- telling
-
-    async def _tell_regularly(self) -> None:
-        session = await self._connection.get_async_client()
-        async with session:
-            await self._repeat(self._tell)
 
     async def _tell(self) -> bool:
         """Post what is due; return whether more may be."""
         due = await self._threads.run(self._claim)
+        if not due:
+            return False
         problems = await asyncio.gather(*map(self._problem_of_post, due))
-        if due:
-            done = map(self._done, due, problems)
-            await self._threads.run(self._write, *done)
+        done = [*map(self._done, due, problems)]
+        for seconds in _NOTE_AGAIN_SECONDS:  # else all are told once more
+            with suppress(StorageError):
+                await self._threads.run(self._write, *done)
+                break
+            await asyncio.sleep(seconds)
         return len(due) == AT_ONCE
 
     def _claim(self) -> list[News]:
@@ -204,8 +228,8 @@ class Webhook:
                 self._settings.webhook_secret, id_, now, body
             ),
         }
-        session = await self._connection.get_async_client()
         try:
+            session = await self._connection.get_async_client()
             async with session.post(
                 self._settings.webhook_url,
                 data=body,

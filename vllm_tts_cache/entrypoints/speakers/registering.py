@@ -1,7 +1,7 @@
 """Registrations on threads of their own, so that they cannot hold speech up."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
@@ -63,7 +63,8 @@ class Upload:
         Raises: InvalidSpeakerError.
         """
         # As of a speaker with any sample: this one's is not read yet.
-        NewSpeaker(**{**asdict(self), "idempotency_key": None}, embedding=(0.0,))
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        NewSpeaker(**{**given, "idempotency_key": None}, embedding=(0.0,))
 
 
 # Warnings of a clip, and what to call with the voice once it is registered.
