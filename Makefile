@@ -81,7 +81,7 @@ test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: thos
 test-all: lint browser postgres nginx prometheus ffmpeg clients  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	$(LONG) -m "long or not long"
 else
-test: setup postgres ffmpeg
+test: setup postgres nginx ffmpeg
 	$(call PYTEST,3) $(HOST_TESTS) -m "not long or other_host"
 
 test-all: setup postgres ffmpeg
