@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds the wheel and the sdist of a release, and tags it; uploads nothing.
+# It refuses a dirty tree, a CHANGELOG without the version, and a failing suite.
+# usage: scripts/release.sh [--check]   (--check: refuse only what is refused at once)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+refuse() { printf 'No release: %s\n' "$*" >&2; exit 1; }
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' vllm_tts_cache/__init__.py)
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?$ ]] ||
+  refuse "vllm_tts_cache/__init__.py has the version '$version'; write one such as 0.1.0."
+[ -z "$(git status --porcelain)" ] ||
+  refuse "the tree has changes; commit them, or put them away."
+grep -Eq "^## \[${version//./\\.}\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md ||
+  refuse "CHANGELOG.md has no line '## [$version] - YYYY-MM-DD'; write what changed."
+! git rev-parse -q --verify "refs/tags/v$version" > /dev/null ||
+  refuse "v$version is tagged already; write the next version."
+[ "${1:-}" != --check ] || exit 0
+
+.ci/run || refuse "the suite fails; see above."
+.venv/bin/python -m pip install -q build
+rm -rf dist
+.venv/bin/python -m build
+git tag -a "v$version" -m "Release $version"
+echo "dist/ is built from v$version. Next: git push origin v$version, and upload dist/."

@@ -1,0 +1,62 @@
+"""What keeps a release from being made by mistake."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vllm_tts_cache import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository of the files that the script looks at, ready for a release."""
+    for name in ("scripts/release.sh", "vllm_tts_cache/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    log = tmp_path / "CHANGELOG.md"
+    log.write_text(f"# Changelog\n\n## [{__version__}] - 2026-12-01\n")
+    git(tmp_path, "init", "-q")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(checkout, *arguments):
+    who = "-c", "user.name=Ann", "-c", "user.email=ann@example.com"
+    command = ["git", *who, *arguments]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+
+
+def commit(checkout):
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "x")
+
+
+def check(checkout):
+    command = ["bash", "scripts/release.sh", "--check"]
+    options = {"cwd": checkout, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, **options)
+    return done.returncode, done.stderr
+
+
+def test_a_checkout_that_is_ready_is_not_refused(checkout):
+    assert check(checkout) == (0, "")
+
+
+def test_what_is_not_ready_is_refused_with_the_reason(checkout):
+    (checkout / "new").write_text("x")
+    assert check(checkout)[0] == 1 and "has changes" in check(checkout)[1]
+    commit(checkout)
+    git(checkout, "tag", f"v{__version__}")
+    assert "is tagged already" in check(checkout)[1]
+    git(checkout, "tag", "-d", f"v{__version__}")
+    log = checkout / "CHANGELOG.md"
+    log.write_text(f"## [{__version__}] - not released yet\n")
+    commit(checkout)
+    assert f"no line '## [{__version__}]" in check(checkout)[1]
+    init = checkout / "vllm_tts_cache/__init__.py"
+    init.write_text('__version__ = "next"\n')
+    commit(checkout)
+    assert "has the version 'next'" in check(checkout)[1]
