@@ -1,11 +1,13 @@
 """What keeps a release from being made by mistake."""
 
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from vllm_tts_cache import __version__
+from vllm_tts_cache.entrypoints.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +41,12 @@ def check(checkout):
     options = {"cwd": checkout, "capture_output": True, "text": True}
     done = subprocess.run(command, check=False, **options)
     return done.returncode, done.stderr
+
+
+def test_the_version_names_the_hosts(capsys):
+    assert main(["--version"]) == 0
+    installed = metadata.version("vllm-omni")
+    assert capsys.readouterr().out == f"{__version__} (vllm-omni {installed})\n"
 
 
 def test_a_checkout_that_is_ready_is_not_refused(checkout):

@@ -7,7 +7,7 @@ A command's module is imported when the command is called or asked for its help,
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
@@ -64,7 +64,8 @@ app = new_app(cls=_Commands, add_completion=True, epilog=STATUSES)
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(__version__)
+        hosts = [each.version for each in metadata.distributions(name="vllm-omni")]
+        typer.echo(f"{__version__} (vllm-omni {', '.join(hosts) or 'not installed'})")
         raise typer.Exit
 
 
