@@ -76,7 +76,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
 
     def limited(*args, **kwargs):
         db = connect(*args, **kwargs)
-        db.execute("PRAGMA max_page_count = 60")
+        db.execute("PRAGMA max_page_count = 90")
         return db
 
     monkeypatch.setattr(sqlite3, "connect", limited)
