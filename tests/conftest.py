@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.catalogues import (  # noqa: F401  fixtures of all that follow
-    object_server,
-    postgres,
-)
+from tests.catalogues import object_server, postgres  # noqa: F401
 from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
     case,
     checkpoint,

@@ -5,16 +5,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engines
-    engine,
-    pytest_generate_tests,
-)
+from tests.catalogues import engine, pytest_generate_tests  # noqa: F401
 from tests.lease_times import delete_and_die, delete_participants
 from tests.store_samples import opened, settings_of, traces
 from tests.unit.test_service import Rig
@@ -467,6 +465,27 @@ async def test_a_server_that_is_shut_down_is_waited_for_no_longer(rig, tmp_path)
     await other.close()
     await rig.register()
     await delete(rig)
+
+
+@pytest.mark.sqlite
+async def test_a_server_that_looks_while_it_leaves_does_not_join_again(
+    rig, tmp_path, monkeypatch
+):
+    other, exists = Rig(tmp_path), Path.exists
+    theirs = other.store.participants
+    leaving = threading.Thread(target=theirs.leave)
+
+    def leave_first(path):
+        if path == theirs._presence.path and leaving.ident is None:
+            leaving.start()
+            leaving.join(0.5)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", leave_first)
+    theirs.standing()
+    leaving.join()
+    assert theirs.id is None and rig.store.participants.num_alive() == 0
+    await other.close()
 
 
 async def test_deleting_a_voice_that_never_was_is_an_error_and_writes_nothing(rig):

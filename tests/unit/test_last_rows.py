@@ -7,10 +7,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engines
-    engine,
-    pytest_generate_tests,
-)
+from tests.catalogues import engine, pytest_generate_tests  # noqa: F401
 from tests.lease_times import SECONDS, silent_for
 from tests.store_samples import opened, register
 from tests.unit.test_service import Rig

@@ -94,6 +94,8 @@ class LockedParticipants(_Participants):
         super().__init__(database)
         self._directory = root / _FOLDER
         self._presence: Presence | None = None
+        # Else one who looks while `leave` removes the file would join again.
+        self._turn = threading.Lock()
 
     @with_ballast
     def join(self) -> str:
@@ -120,6 +122,12 @@ class LockedParticipants(_Participants):
         Joins again if another program removed the lock file, and others took this
         process for dead. `missed` then has the caller empty its memory.
         """
+        if self.id is not None:  # nor in a child, whose copy of the turn may be held
+            with self._turn:
+                self._return_if_removed()
+        return Standing(seconds=0.0)
+
+    def _return_if_removed(self) -> None:
         mine, present = self.id, self._presence
         if mine is not None and present is not None:
             with storage_errors(self._directory):
@@ -129,19 +137,19 @@ class LockedParticipants(_Participants):
                 self._join(mine)
                 self._num_returns += 1
                 logger.warning(_REMOVED, self._directory)
-        return Standing(seconds=0.0)
 
     @with_ballast
     def leave(self) -> None:
         """End what `join` began; deletions do not wait for this process any more."""
-        if (mine := self.id) is None or self._presence is None:
+        if (mine := self.id) is None or (present := self._presence) is None:
             return
-        with self.database.write() as db:
-            deletions.leave(db, mine)
-        self.database.backend.wipe_log()
-        self._presence.path.unlink(missing_ok=True)
-        self._presence.end()
-        self._presence = self._mine = None
+        with self._turn:
+            with self.database.write() as db:
+                deletions.leave(db, mine)
+            self.database.backend.wipe_log()
+            present.path.unlink(missing_ok=True)
+            present.end()
+            self._presence = self._mine = None
 
     @with_ballast
     def delete_dead(self) -> None:

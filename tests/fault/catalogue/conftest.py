@@ -1,4 +1,1 @@
-from tests.catalogues import (  # noqa: F401  fixtures and a hook of all that follow
-    engine,
-    pytest_generate_tests,
-)
+from tests.catalogues import engine, pytest_generate_tests  # noqa: F401

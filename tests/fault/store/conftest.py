@@ -3,10 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.catalogues import (  # noqa: F401  fixtures and a hook of all that follow
-    engine,
-    pytest_generate_tests,
-)
+from tests.catalogues import engine, pytest_generate_tests  # noqa: F401
 
 
 @pytest.fixture
