@@ -468,15 +468,11 @@ async def test_a_server_that_is_shut_down_is_waited_for_no_longer(rig, tmp_path)
 
 
 @pytest.mark.sqlite
-async def test_a_server_that_looks_while_it_leaves_does_not_join_again(
-    rig, tmp_path, monkeypatch
-):
+async def test_who_looks_while_it_leaves_joins_no_more(rig, tmp_path, monkeypatch):
     other, exists = Rig(tmp_path), Path.exists
     theirs = other.store.participants
-    mine, leaving = (
-        vars(theirs)["_presence"].path,
-        threading.Thread(target=theirs.leave),
-    )
+    mine = vars(theirs)["_presence"].path
+    leaving = threading.Thread(target=theirs.leave)
     starts = iter([leaving.start])  # others look at the file as well
 
     def leave_first(path):
