@@ -141,9 +141,12 @@ class LockedParticipants(_Participants):
     @with_ballast
     def leave(self) -> None:
         """End what `join` began; deletions do not wait for this process any more."""
-        if (mine := self.id) is None or (present := self._presence) is None:
+        if self.id is None:
             return
         with self._turn:
+            mine, present = self.id, self._presence  # it may have joined again
+            if mine is None or present is None:
+                return
             with self.database.write() as db:
                 deletions.leave(db, mine)
             self.database.backend.wipe_log()
