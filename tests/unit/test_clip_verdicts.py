@@ -212,6 +212,6 @@ def test_check_loads_neither_torch_nor_the_detectors_package():
 
 def test_missing_detector_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(speech_detector, "_PACKAGE", "no_such_package_here")
-    quality._detector.cache_clear()
+    quality.detector.cache_clear()
     with pytest.raises(ConfigError, match="pip install 'silero-vad"):
         check_clip(decode_path(SPEECH.path).audio)

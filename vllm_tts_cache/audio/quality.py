@@ -236,8 +236,8 @@ class ClipQuality:
 
 
 @cache
-def _detector() -> SpeechDetector:
-    """Load the detector for the first clip: a server that checks none needs none."""
+def detector() -> SpeechDetector:
+    """Return the process's detector, which the first clip loads."""
     return SpeechDetector()
 
 
@@ -262,7 +262,7 @@ def check_clip(
 
     Raises: ConfigError: The detector is not installed.
     """
-    measures = measure(audio, _detector())
+    measures = measure(audio, detector())
     reasons = [
         Reason(warning.code, warning.message, "fair")
         for warning in warnings
@@ -285,7 +285,7 @@ def _reasons_of_clips(
     texts = (ref_text or "").split("\n")
     clips = zip_longest(audio.clips(), texts[: audio.num_clips])
     for index, (clip, text) in enumerate(clips):
-        for reason in _reasons_of_clip(measure(clip, _detector()), text):
+        for reason in _reasons_of_clip(measure(clip, detector()), text):
             if reason.code not in OF_ALL_CLIPS:
                 yield replace(reason, message=f"{name_of(index)}: {reason.message}")
 

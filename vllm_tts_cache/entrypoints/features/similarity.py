@@ -191,7 +191,7 @@ class Comparison:
             voice_timbre.keep(db, number, audio.audio_sha256, kept)
 
     async def _hear_regularly(self) -> None:
-        after, num_rounds = 0, 0
+        num_rounds = 0
         last = await self._last()
         # Begins anywhere: other servers hear the same voices.
         begin = secrets.randbelow(last + 1)

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from transformers.audio_utils import mel_filter_bank
 
+from vllm_tts_cache.audio.quality import detector
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.speech_detector import SpeechDetector
 from vllm_tts_cache.errors import ConfigError
 
 _PACKAGE, _WEIGHTS = "Resemblyzer", "pretrained.pt"
@@ -57,7 +57,7 @@ class TimbreEncoder:
     def __init__(self) -> None:
         # One at a time: each thread would have torch's threads beside it.
         self._turn = threading.Lock()
-        self._detector = SpeechDetector()
+        self._detector = detector()
         self._network = _Network().eval()
         # It runs no code of the file.
         stored = torch.load(_weights(), "cpu", weights_only=True)  # noqa: TID251
