@@ -34,6 +34,9 @@ TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 # SQLite before 3.32 takes 999 parameters at most.
 PER_STATEMENT = 500
+# Generations that one statement looks through, in a quarter of a second: over a million
+# voices it would take longer than the server lets a statement take.
+LOOKED_AT = 20_000
 
 
 def _numbered(name: str) -> "Column[Any]":

@@ -34,6 +34,7 @@ from vllm_tts_cache.catalogue.records import (
     unpack_embedding,
 )
 from vllm_tts_cache.catalogue.schema import (
+    LOOKED_AT,
     failed_encode,
     speaker,
     speaker_label,
@@ -41,8 +42,6 @@ from vllm_tts_cache.catalogue.schema import (
 )
 from vllm_tts_cache.errors import SpeakerExistsError
 
-# Speakers that one statement of `unencoded` looks at: a quarter of a second.
-_LOOKED_AT = 20_000
 _MAX_NAMED = 100_000
 
 _FIELDS = SpeakerRecord.__struct_fields__
@@ -249,10 +248,10 @@ def unencoded(
     while after < newest:
         # One statement over a million voices that are all encoded takes longer than
         # the server lets a statement take.
-        where = {"after": after, "last": after + _LOOKED_AT}
+        where = {"after": after, "last": after + LOOKED_AT}
         if found := [of_row(row) for row in db.execute(query, where)]:
             return found
-        after += _LOOKED_AT
+        after += LOOKED_AT
     return []
 
 

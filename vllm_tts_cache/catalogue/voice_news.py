@@ -27,6 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.of_speakers import generation, on_sqlite
 from vllm_tts_cache.catalogue.schema import (
+    LOOKED_AT,
     TEXT,
     failed_encode,
     metadata,
@@ -62,8 +63,6 @@ _ONE = select(_row.speaker_id).limit(1)
 _LIVING = "registered", "ready", "failed"
 _IS_THERE = exists().where(speaker.c.speaker_id == _row.speaker_id)
 _IS_GONE = _row.generation.is_(None) & _row.state.in_(_LIVING) & ~_IS_THERE
-# One statement over a million voices takes longer than the server lets one take.
-_LOOKED_AT = 20_000
 _CHANGED_AT_ONCE = 500
 
 
@@ -160,7 +159,7 @@ def unsettled(
         (_row.state == "failed") & has_encoding & ~has_failed,
     )
     columns = _row.generation, _row.tenant, _row.speaker_id
-    last = after + _LOOKED_AT
+    last = after + LOOKED_AT
     query = select(*columns).join_from(
         voice_news, speaker, speaker.c.generation == _row.generation
     )

@@ -17,6 +17,7 @@ from sqlalchemy import (
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.of_speakers import generation, on_sqlite
 from vllm_tts_cache.catalogue.schema import (
+    LOOKED_AT,
     TEXT,
     done_request,
     metadata,
@@ -25,8 +26,6 @@ from vllm_tts_cache.catalogue.schema import (
 
 # The vector of what nobody speaks in.
 NOTHING = b""
-# One statement over a million voices takes longer than the server lets one take.
-_LOOKED_AT = 20_000
 
 # ``vector`` has 256 values of int8: a hundred thousand of a tenant are 26 MB.
 voice_timbre = Table(
@@ -75,7 +74,7 @@ def next_unheard(db: Connection, after: int) -> tuple[int, str | None]:
 
     None for the audio: up to that generation there is none, and behind it there may be.
     """
-    last = after + _LOOKED_AT
+    last = after + LOOKED_AT
     query = select(speaker.c.generation, speaker.c.audio_sha256).where(
         speaker.c.generation > after,
         speaker.c.generation <= last,
