@@ -86,6 +86,21 @@ class RatioAtMost:
 
 
 @dataclass(frozen=True, slots=True)
+class DifferenceAtMost:
+    """Judges what the median of ours adds to the reference's; None without one."""
+
+    limit: float
+
+    def is_met(self, ours: Summary, reference: Summary | None) -> bool | None:
+        return (
+            None if reference is None else ours.median - reference.median <= self.limit
+        )
+
+    def __str__(self) -> str:
+        return f"<= +{self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """Where a row lies in a picture.
 
@@ -121,7 +136,7 @@ class Row:
     reference: Summary | None = None
     _: KW_ONLY
     versus: str = STOCK
-    target: AtMost | AtLeast | RatioAtMost | None = None
+    target: AtMost | AtLeast | RatioAtMost | DifferenceAtMost | None = None
     no_stock: str = ""
     note: str = ""
     point: Point | None = None

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -27,12 +27,15 @@ from benchmarks.scenarios import (
     cold_bystander,
     cold_neighbour,
     concurrent_cold,
+    field,
     first_request,
     inline_flood,
     kv_prefix,
     many_voices,
     saturation,
+    start_stop,
     ttfa,
+    voice_cost,
     warm_hit,
 )
 from benchmarks.sides import open_sides
@@ -75,6 +78,14 @@ SCENARIOS = (
         quick=(150, 25),
         is_in_quick=False,
     ),
+    Scenario(voice_cost.run, is_served=False, full=(120, 0), quick=(60, 0)),
+    Scenario(
+        start_stop.run,
+        is_served=False,
+        full=(180, 140),
+        quick=(90, 120),
+        is_in_quick=False,
+    ),
     Scenario(warm_hit.run, full=(30, 95), quick=(10, 8)),
     Scenario(ttfa.run, full=(30, 80), quick=(5, 6)),
     Scenario(concurrent_cold.run, full=(40, 72), quick=(5, 8)),
@@ -113,6 +124,8 @@ SCENARIOS = (
         quick=(240, 0),
         is_in_quick=False,
     ),
+    # As many requests as clients, by the host's harness, with the same decoder.
+    Scenario(field.run, full=(60, 1400), quick=(60, 400), is_in_quick=False),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
     Scenario(first_request.run, full=(90, 60), quick=(2, 4)),
@@ -128,7 +141,7 @@ class Plan:
     num_rounds: int
     is_quick: bool
     work: Path
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def alone(self) -> list[Scenario]:
@@ -160,9 +173,9 @@ class Plan:
 class Outcome:
     """Rows of all scenarios, how long each took in seconds, and those that failed."""
 
-    rows: list[Row] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    failures: list[str] = dataclasses.field(default_factory=list)
 
 
 def run(plan: Plan) -> Outcome:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import machine, server_plugins
 from benchmarks.measure import OURS, STOCK
 from benchmarks.models import Model
@@ -115,6 +117,19 @@ class Side:
         self._server = ProbedServer(changed)
         self.client = self._new_client()
         self._server.start()
+
+    def signal(self, number: int) -> None:
+        """Send the API process a signal."""
+        os.kill(self.pid, number)
+
+    def wait_until_ended(self, timeout_seconds: float) -> None:
+        """Wait until the API process has ended. Raises: TimeoutError."""
+        try:
+            psutil.Process(self.pid).wait(timeout_seconds)
+        except psutil.NoSuchProcess:
+            return
+        except psutil.TimeoutExpired as exc:
+            raise TimeoutError(f"{self.name} has not ended") from exc
 
     @property
     def pid(self) -> int:

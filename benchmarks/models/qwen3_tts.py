@@ -144,7 +144,7 @@ QWEN3_TTS_DECODER = dataclasses.replace(
     QWEN3_TTS,
     name="qwen3-tts-decoder",
     options={"encoders": "real", "real_decoder": True},
-    scenarios=frozenset({"ttfa", "saturation"}),
+    scenarios=frozenset({"ttfa", "saturation", "field"}),
 )
 
 # Stock as it ships, for processors that compute in bfloat16; others take minutes.

@@ -1,16 +1,17 @@
 """The documentation says what the code says; `make docs` builds it, strictly."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from benchmarks import figures
 from scripts.docs_hook import settings_page
+from scripts.support_table import support_table
 from vllm_tts_cache.config import VARIABLES
 from vllm_tts_cache.entrypoints.cli import app
 
@@ -83,11 +84,10 @@ def test_commands_of_pages_and_their_options_are_those_that_there_are():
 
 
 def test_the_hosts_of_the_readme_are_those_that_are_tested():
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.support_table"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout in (ROOT / "README.md").read_text()
+    assert support_table() in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", figures.PAGES)
+def test_figures_are_those_of_committed_results(page):
+    text = (ROOT / page).read_text()
+    assert figures.filled(text, figures.PAGES[page]) == text

@@ -1,0 +1,39 @@
+"""The figures of the field, by the host's own harness: see `benchmarks.harness`."""
+
+from benchmarks.bench import Bench
+from benchmarks.harness import NUM_CLIENTS, Target, rows, write_dataset
+from benchmarks.measure import Row
+from benchmarks.sides import Side
+from vllm_tts_cache.testing.server import MODEL_NAME
+
+NAME = "field"
+MIN_REQUESTS, QUICK_CLIENTS = 8, (1, 4)
+
+
+def run(bench: Bench) -> list[Row]:
+    """Each number of clients, at least one request of each client in a turn."""
+    bench.step(f"{NAME}: the voice, on both sides")
+    targets = {side.name: _target(side, bench) for side in bench.sides}
+    for target in targets.values():
+        target.register()
+    clients = bench.pick(full=NUM_CLIENTS, quick=QUICK_CLIENTS)
+    num_requests = {each: max(MIN_REQUESTS, each) for each in clients}
+    texts = num_requests[clients[-1]] + MIN_REQUESTS
+    dataset = write_dataset(bench.work / NAME, texts)
+    made: list[Row] = []
+    for each in clients:
+        bench.step(f"{NAME}: {each} clients")
+        made += rows(
+            targets,
+            dataset=dataset,
+            num_clients=(each,),
+            num_requests=num_requests,
+            num_rounds=bench.num_rounds,
+        )
+    return made
+
+
+def _target(side: Side, bench: Bench) -> Target:
+    checkpoint = bench.model.checkpoint(bench.work)
+    url = str(side.client.http.base_url).rstrip("/")
+    return Target(url=url, tokenizer=str(checkpoint), model=MODEL_NAME)
