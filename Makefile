@@ -71,7 +71,7 @@ HOST_TESTS = $(wildcard tests/families/test_*.py) tests/fault/test_hostile_socke
   other_models other_sites own_threads plugin_loading registries requests_unchanged \
   reservation resumption sleep speech stopping tenants voice_prefill worker_calls)) \
   tests/features tests/e2e/test_journey.py::test_a_voice_speaks
-HOST_LONG = tests/e2e/test_host_routes.py tests/e2e/test_second_runner.py
+HOST_LONG = $(addprefix tests/e2e/test_, host_routes.py second_runner.py wheel.py)
 LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(call PYTEST,2)
 
 ifeq ($(HOST),0.30)

@@ -19,7 +19,6 @@ grep -Eq "^## \[${version//./\\.}\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md 
 [ "${1:-}" != --check ] || exit 0
 
 .ci/run || refuse "the suite fails; see above."
-.venv/bin/python -m pip install -q build
 rm -rf dist
 .venv/bin/python -m build
 git tag -a "v$version" -m "Release $version"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -32,20 +33,19 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    options = "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q"
-    run(sys.executable, "-m", "pip", "wheel", *options, "-w", out, ROOT, cwd=out)
-    (built,) = out.glob("*.whl")
+    """Made of the sdist, as a release makes it; tests are in neither."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", out, ROOT, cwd=out)
+    (sdist,), (built,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/")[1] for name in archive.getnames()}
+    assert not names & {"tests", "benchmarks", ".github"}
     return built
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """An environment with the wheel in it, that finds everything else in ours.
-
-    What a path file names is searched, but no path file there is read: the checkout,
-    which ours is linked to, is not found.
-    """
+    """It has the wheel, and finds all else in ours, but no checkout that is linked."""
     home = tmp_path_factory.mktemp("installed") / "venv"
     run(sys.executable, "-m", "venv", home, cwd=home.parent)
     (packages,) = home.glob("lib/python*/site-packages")
