@@ -40,7 +40,9 @@ def run(bench: Bench) -> list[Row]:
         quiet = bench.pick(full=6.0, quick=3.0)
         with streams.beside(side, quiet, quiet_after_seconds=quiet):
             _register(side, requests, samples)
-    return _rows(streams, samples, num_voices)
+    bench.step(f"{NAME}: beside a program of the lowest priority")
+    floor = streams.floor_rows(bench.sides.ours, bench.pick(full=20.0, quick=3.0))
+    return _rows(streams, samples, num_voices) + floor
 
 
 def _request(bench: Bench, side: Side) -> httpx.Request:
