@@ -111,7 +111,7 @@ def run(bench: Bench) -> list[Row]:
     ]
     bench.step(f"{NAME}: beside a program of the lowest priority")
     floor = streams.floor_rows(side, bench.pick(full=10.0, quick=3.0))
-    gaps = streams.rows(target=RatioAtMost(1.2), no_stock=_NO_STOCK)
+    gaps = streams.rows(target=RatioAtMost(1.5), no_stock=_NO_STOCK)
     return [*rows, *gaps, *floor]
 
 

@@ -33,7 +33,7 @@ def run(bench: Bench) -> list[Row]:
                 time.sleep(BETWEEN_SECONDS)
     bench.step(f"{NAME}: beside a program of the lowest priority")
     floor = streams.floor_rows(bench.sides.ours, bench.pick(full=10.0, quick=3.0))
-    gaps = streams.rows(target=RatioAtMost(1.2), picture="gaps")
+    gaps = streams.rows(target=RatioAtMost(1.4), picture="gaps")
     return [
         *gaps,
         *floor,
@@ -67,7 +67,7 @@ def _newcomer_rows(bench: Bench, samples: Samples) -> list[Row]:
             of("ours", "beside"),
             of("ours", "alone"),
             versus="ours, alone",
-            target=RatioAtMost(1.5),
+            target=RatioAtMost(1.8),
         ),
     ]
 

@@ -104,7 +104,7 @@ def _against_x_vector(bench: Bench, samples: Samples, at_once: int) -> list[Row]
             Summary.of(samples["ours", at_once, mode, seconds]),
             Summary.of(samples["ours", at_once, cheapest, seconds]),
             versus=f"ours, {cheapest}",
-            target=RatioAtMost(1.3),
+            target=RatioAtMost(1.15),
         )
         for mode in others
         for seconds in LENGTHS
