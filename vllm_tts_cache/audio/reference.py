@@ -66,10 +66,16 @@ class ReferenceAudio:
         # which must not give one clip two addresses.
         owned = samples + np.float32(0.0)
         owned.flags.writeable = False
+        digest = hashlib.sha256(_DOMAIN if len(starts) == 1 else _CLIPS_DOMAIN)
+        digest.update(sample_rate_hz.to_bytes(8, "little"))
+        if len(starts) > 1:
+            for number in (len(starts), *starts):
+                digest.update(number.to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(owned, dtype="<f4").data)
         return cls(
             samples=owned,
             sample_rate_hz=sample_rate_hz,
-            audio_sha256=_address(owned, sample_rate_hz, starts),
+            audio_sha256=digest.hexdigest(),
             clip_starts=starts,
         )
 
@@ -112,15 +118,3 @@ class ReferenceAudio:
             ReferenceAudio.of(self.samples[start:end], self.sample_rate_hz)
             for start, end in pairwise(ends)
         )
-
-
-def _address(
-    samples: npt.NDArray[np.float32], sample_rate_hz: int, starts: tuple[int, ...]
-) -> str:
-    digest = hashlib.sha256(_DOMAIN if len(starts) == 1 else _CLIPS_DOMAIN)
-    digest.update(sample_rate_hz.to_bytes(8, "little"))
-    if len(starts) > 1:
-        for number in (len(starts), *starts):
-            digest.update(number.to_bytes(8, "little"))
-    digest.update(np.ascontiguousarray(samples, dtype="<f4").data)
-    return digest.hexdigest()
