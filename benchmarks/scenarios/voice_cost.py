@@ -25,7 +25,7 @@ def run(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     seconds = bench.pick(full=SECONDS, quick=QUICK_SECONDS)
     for family in families():
-        if not family.encoders_part:
+        if not (family.encoders_part and family.tiny_part):
             continue
         bench.step(f"{NAME}: {family.title}")
         with tempfile.TemporaryDirectory(dir=bench.work) as directory:
