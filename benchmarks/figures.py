@@ -206,6 +206,35 @@ FIGURES = (
         "scale.png",
         "What a start and a look-up take over the number of encoded voices",
     ),
+    Figure(
+        "A start, and a stop under load",
+        (
+            Line("a start, 100 voices encoded", "start_stop",
+                 "a start, 100 voices encoded", ""),
+            Line("the first request after it, to its end", "start_stop",
+                 "the first request after it, to its end", ""),
+            Line("SIGTERM beside 3 streams until all has ended", "start_stop",
+                 "SIGTERM beside 3 streams until all has ended", ""),
+            Line("streams of them that broke off", "start_stop",
+                 "streams of them that broke off", ""),
+        ),
+        "--only start_stop",
+    ),
+    Figure(
+        "What an encoded voice takes",
+        tuple(
+            Line(f"{title}, {seconds} s clip, in {where}", "voice_cost",
+                 f"{name}: encodings of a {seconds} s clip, in {where}", "")
+            for name, title in (
+                ("qwen3-tts", "Qwen3-TTS"), ("fish-speech", "Fish Speech"),
+                ("voxcpm2", "VoxCPM2"), ("omnivoice", "OmniVoice"),
+                ("cosyvoice3", "CosyVoice3"), ("higgs-audio-v3", "Higgs Audio v3"),
+            )
+            for seconds, where in ((10, "memory"), (10, "disk"), (30, "disk"))
+        ),
+        "--only voice_cost",
+        note="Beside the clip itself. Stock keeps no file.",
+    ),
 )  # fmt: skip
 README = (
     Line("first audio of the first request after an upload, 10 s clip",
