@@ -88,7 +88,7 @@ test-all: setup postgres ffmpeg
 	$(LONG) $(HOST_TESTS) $(HOST_LONG) -m "long or not long"
 endif
 
-bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.
+bench: setup  ## Measure ours beside stock (many hours); writes benchmarks/results/, docs/plots/.
 	$(PYTHON_ENV) -m benchmarks
 
 host-diff:  ## What of the host this package uses, and what changed from OLD to NEW.

@@ -21,11 +21,11 @@ _TABLE_WIDTH = 200
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
 leaves out, unless --only or --model names it: every model but the first; many_voices,
-inline_flood, bulk_registration, bulk_command, saturation, kv_prefix, cold_neighbour. It
-leaves out: clones in context (but in cold_bystander); references of 10 s; several
-streams at once; 8 clips at once; restart and eviction. Its clips are shorter, its
-numbers smaller, its round is one. Its figures show that it works, and large
-differences; they are not for publication.
+start_stop, inline_flood, bulk_registration, bulk_command, saturation, field, kv_prefix,
+cold_neighbour. It leaves out: clones in context (but in cold_bystander); references of
+10 s; several streams at once; 8 clips at once; restart and eviction. Its clips are
+shorter, its numbers smaller, its round is one. Its figures show that it works, and
+large differences; they are not for publication.
 """
 
 
@@ -140,8 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks",
         description="Measure vllm-tts-cache beside stock vLLM-Omni, in turns, on the "
         "CPU, with tiny talkers. What the reference encoders are (of their released "
-        "sizes, or small) is written with the results. All of it takes more than an "
-        "hour on two slow cores; an estimate comes first.",
+        "sizes, or small) is written with the results. All of it takes many "
+        "hours on two slow cores; an estimate comes first.",
         epilog=_QUICK,
     )
     scenarios = [scenario.name for scenario in SCENARIOS]

@@ -3,9 +3,10 @@
     python -m benchmarks.harness --model Qwen/Qwen3-TTS-12Hz-1.7B-Base \\
         --server ours=http://127.0.0.1:8091 --server stock=http://127.0.0.1:8092
 
-Each server is asked by ``vllm bench serve --omni``, in turns, once with a clip in each
-request and once with a registered voice. A server that is not there is left out. One
-table is printed beside what others have published, and JSON written with the revision.
+Each server is asked by ``vllm bench serve --omni``, in turns: with a clip in each
+request, with a registered voice in context and, of the plugin, with it as an x-vector.
+Name only servers that run. One table is printed beside what others have published, and
+JSON written with the revision.
 """
 
 import argparse

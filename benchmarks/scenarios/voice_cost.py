@@ -48,8 +48,8 @@ def _rows_of(family: Family, directory: Path, seconds: tuple[int, ...]) -> list[
             continue
         in_memory = sum(encoding.num_bytes for encoding in found)
         on_disk = sum(len(encoding_to_bytes(key, each)) for each in found)
-        for where, num_bytes in (("memory", in_memory), ("disk", on_disk)):
-            what = f"{family.name}: encodings of a {length} s clip, in {where}"
+        for where, num_bytes in (("in memory", in_memory), ("on disk", on_disk)):
+            what = f"{family.name}: encodings of a {length} s clip, {where}"
             rows.append(_row(what, num_bytes))
     return rows
 
