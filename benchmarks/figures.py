@@ -208,8 +208,8 @@ FIGURES = (
     Figure(
         "A start, and a stop under load",
         (
-            Line("a start, 100 voices encoded", "start_stop",
-                 "a start, 100 voices encoded", ""),
+            Line("a start, 20 voices encoded", "start_stop",
+                 "a start, 20 voices encoded", ""),
             Line("the first request after it, to its end", "start_stop",
                  "the first request after it, to its end", ""),
             Line("SIGTERM beside 3 streams until all has ended", "start_stop",

@@ -12,7 +12,7 @@ from benchmarks.measure import AtMost, DifferenceAtMost, Row, Summary
 from benchmarks.sides import Side, open_sides
 
 NAME = "start_stop"
-NUM_VOICES, QUICK_NUM_VOICES = 100, 3
+NUM_VOICES, QUICK_NUM_VOICES = 20, 3
 CLIP_SECONDS = 3.0
 NUM_STREAMS = 3
 VOICE = "start-stop-0"
