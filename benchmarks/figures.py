@@ -18,7 +18,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
-    "2026-11-28-8a98c69015-registration.json",
+    "2026-11-28-c8bb005694-voice-cost.json",
+    "2026-11-28-b81c8f95bf-start-stop.json",
+    "2026-11-28-c788217dc2-registration.json",
     "2026-11-28-dfa6a45ed8-warm-hit.json",
     "2026-11-25-a01948324a-newcomer.json",
     "2026-11-25-5c00b34fec-requests.json",
@@ -49,6 +51,12 @@ WHY = {
     ("cold_bystander", "", "the cold request, beside"): "the streams leave too little",
     ("inline_flood", "", "p99 gap"): "the client itself runs on the two cores",
     ("many_voices", "", "RSS"): "measured between two servers of one sample each",
+    (
+        "start_stop",
+        "",
+        "a start",
+    ): "imports in three processes, and the encoders beside those that stock loads",
+    ("bulk_registration", "", "1,000"): "the slower of two machines; 23 s on the other",
     ("bulk_registration", "", "p99 gap"): "an upload takes 15 ms of CPU beside "
     "streams that leave little",
     ("bulk_command", "", "p99 gap"): "a program of the lowest priority costs as much",
