@@ -303,7 +303,7 @@ class VoicesClient:
 
 
 def _base_of(url: str) -> str:
-    base = url.strip().rstrip("/").removesuffix("/v1")
+    base = url.strip().rstrip("/").removesuffix("/v1").removesuffix("/voices")
     try:
         parsed = httpx.URL(base)
         parsed.host.encode("idna")  # as it is looked up
@@ -408,6 +408,8 @@ def _check(response: httpx.Response, proxy: Proxy | None) -> None:
     reason = printable(message) or printable(response.reason_phrase) or "It failed"
     if proxy is not None and not message:
         reason = f"{reason}, says {proxy} or what is behind it"
+    if status == httpx.codes.UNAUTHORIZED:
+        reason += "; give the server's key by --api-key or VLLM_API_KEY"
     is_missing = status == httpx.codes.NOT_FOUND
     error = NotThereError if is_missing else ServerAnswerError
     raise error(status, reason, _retry_after(response))

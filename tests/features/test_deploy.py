@@ -12,18 +12,19 @@ from vllm_tts_cache.config import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-YAML = [*DEPLOY.glob("*.yaml"), *(ROOT / ".github/workflows").glob("*.yml")]
+PATTERNS = "deploy/*.yaml", ".github/*/*.yml", "examples/*/*.yaml"
+YAML = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 
 
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
 def test_it_is_yaml_of_which_each_volume_is_declared(path):
     whole = yaml.safe_load(path.read_text())
     services = whole.get("services", {}).values()
-    mounted = [each for service in services for each in service.get("volumes", ())]
+    mounted = (each for service in services for each in service.get("volumes", ()))
     named = {each.partition(":")[0] for each in mounted}
     assert {name for name in named if name[0] != "."} == {*whole.get("volumes", ())}
-    known = {*whole.get("services", ())}
-    assert all({*service.get("depends_on", ())} <= known for service in services)
+    needed = {name for each in services for name in each.get("depends_on", ())}
+    assert needed <= {*whole.get("services", ())}
 
 
 @pytest.mark.parametrize("path", [*DEPLOY.iterdir()], ids=lambda path: path.name)

@@ -14,7 +14,5 @@ def test_the_compose_file_serves_as_the_command_line_does(monkeypatch):
     speech, chat = whole["services"]["speech"], whole["services"]["chat"]
     ours = {name for name in speech["environment"] if name.startswith("SPEAKER_")}
     assert ours <= set(VARIABLES)
-    mounted = {volume.partition(":")[0] for volume in speech["volumes"]}
-    assert set(whole["volumes"]) == {*mounted, "chats"} - {"./clips"}
     named = "--served-model-name=" + chat["environment"]["AUDIO_TTS_MODEL"]
     assert named in speech["command"] and "--omni" in speech["command"]

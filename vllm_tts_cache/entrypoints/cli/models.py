@@ -16,7 +16,6 @@ import numpy.typing as npt
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from vllm_tts_cache.audio.decode import decode_path, naming
 from vllm_tts_cache.entrypoints.cli import common
@@ -50,9 +49,7 @@ stage_config_app = common.new_app()
     epilog=common.examples("vllm-tts-cache families", "vllm-tts-cache families --json"),
 )
 def list_families(
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="as in the README")
-    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="as a table")] = False,
     as_json: common.Json = False,
 ) -> None:
     """List the model families and the ways they clone.
@@ -70,10 +67,11 @@ def list_families(
         for line in (_HEADINGS, ["---"] * len(_HEADINGS), *rows):
             sys.stdout.write(f"| {' | '.join(line)} |\n")
         return
-    table = Table(*_HEADINGS)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    for title, *facts in rows:
+        common.say(title)
+        for heading, fact in zip(_HEADINGS[1:], facts, strict=True):
+            if fact:
+                common.say(f"  {heading}: {fact}")
 
 
 def _row(family: Family) -> tuple[str, ...]:

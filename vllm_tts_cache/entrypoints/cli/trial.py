@@ -3,8 +3,10 @@
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +19,7 @@ from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family, default_family, trial_families
 from vllm_tts_cache.testing.clips import SPEECH
-from vllm_tts_cache.testing.server import Server, ServerOptions
+from vllm_tts_cache.testing.server import HOST, Server, ServerOptions
 from vllm_tts_cache.testing.tiny_checkpoint import (
     EncoderSize,
     TinyCheckpoint,
@@ -150,7 +152,7 @@ def serve(
             metavar="-- ARGUMENT", help="more arguments of `vllm serve`, after --"
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="to listen on")] = 8091,
+    port: Annotated[int, typer.Option(help="to listen on", min=1, max=65535)] = 8091,
     family: FamilyName = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="a checkpoint of your own")
@@ -176,6 +178,8 @@ def serve(
     load_settings()  # reports a wrong setting in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
     work = own(work)
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        raise ConfigError(f"--port {port}: another program listens there; take another")
     chosen = chosen_family(family)
     if model is not None and not model.is_dir():
         raise ConfigError(f"--model {model}: is not a directory")
@@ -190,11 +194,7 @@ def serve(
     console.print(f"voices: {options.samples_dir}", markup=False)
     command = server.command()
     console.print(f"$ {shlex.join(command)}", markup=False, highlight=False)
-    console.print(
-        "Starting takes a minute or two; requests to try are printed below the log "
-        "when the server is ready."
-    )
-    sys.stdout.flush()
+    console.print("Starting takes a minute or two; requests to try follow the log.")
     text = _EXAMPLES.format(
         url=server.url,
         clip=shlex.quote(str(SPEECH.path)),

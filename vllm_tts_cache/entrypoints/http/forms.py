@@ -92,7 +92,8 @@ async def upload_of_form(
     if type != "audio_sample":
         raise InvalidSpeakerError("type", f"{type!r:.40} is not 'audio_sample'")
     if not consent.strip():
-        raise InvalidSpeakerError("consent", "it must not be empty")
+        reason = "it is empty; say in it where the speaker's consent can be found"
+        raise InvalidSpeakerError("consent", reason)
     return Upload(
         name=name,
         consent=consent.strip(),

@@ -4,6 +4,7 @@
 import { getJson, send, voicePath } from "./api.js";
 import { ClipsInput } from "./clips-input.js";
 import { ConsentField } from "./consent.js";
+import { openDialog } from "./dialog.js";
 import { busy, button, byId, debounced, el, icon, showError } from "./dom.js";
 import { clipNames, fromLocalField, seconds, toLocalField } from "./format.js";
 import { LabelEditor } from "./labels.js";
@@ -71,16 +72,29 @@ export function addOver(voice) {
 }
 
 async function noteName() {
-  const note = byId("name-note");
+  const same = await sameName();
+  byId("name-note").textContent = same ? `There is a voice ${same}. Registering replaces it, if this server allows that.` : "";
+}
+
+/** The name of the voice that registering would replace. */
+async function sameName() {
   const name = byId("add-form").elements.name.value.trim();
-  note.textContent = "";
-  if (!name || name === "." || name === ".." || name.includes("/")) return;
+  if (!name || name === "." || name === ".." || name.includes("/")) return undefined;
   // Searched for, and not asked for by its path: that there is none is no error.
   const asked = new URLSearchParams({ search: name, limit: 50 });
   const found = await getJson(`audio/voices?${asked}`, { isBackground: true }).catch(() => ({}));
   const fold = (text) => text.trim().normalize("NFC").toLowerCase();
-  const same = (found.uploaded_voices ?? []).find((voice) => fold(voice.name) === fold(name));
-  if (same) note.textContent = `There is a voice ${same.name}. Registering replaces it, if this server allows that.`;
+  return (found.uploaded_voices ?? []).find((voice) => fold(voice.name) === fold(name))?.name;
+}
+
+/** Whether to go on, although a voice and all that is written of it would be gone. */
+async function mayReplace() {
+  const same = await sameName();
+  return !same || await openDialog({
+    title: `Replace ${same}?`,
+    body: el("p", {}, "Its clip, transcript, consent, labels, language and description are replaced by these, for good."),
+    submit: "Replace", danger: true, onSubmit: () => true,
+  });
 }
 
 async function register() {
@@ -88,7 +102,7 @@ async function register() {
   const fields = new FormData();
   if (!clips.appendTo(fields)) return;
   const given = consent.value;
-  if (!given) return;
+  if (!given || !await mayReplace()) return;
   for (const name of PLAIN) {
     const value = form.elements[name].value.trim();
     if (value) fields.append(name, value);

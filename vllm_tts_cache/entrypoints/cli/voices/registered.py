@@ -1,5 +1,6 @@
 """``voices ls``, ``show``, ``warm``, ``edit``, ``rm``, ``try``: registered voices."""
 
+import io
 import itertools
 import sys
 import time
@@ -15,7 +16,7 @@ import typer
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk, options
 from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
-from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.files import publish
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
@@ -31,6 +32,7 @@ DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 _TIMES = ("created_at", "updated_at", "expires_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
 _STDOUT = Path("-")
+_FORMATS = ("pcm", "mp3", "opus", "aac", "flac")  # by a file's suffix; else WAV
 _SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
 
 
@@ -352,12 +354,13 @@ def try_(
     is_audio_out = out == _STDOUT
     if is_audio_out and as_json:
         raise ConfigError("--json: with --out - the standard output has the audio")
+    suffix = "" if out is None else out.suffix.removeprefix(".").lower()
     with common.client_of(url, api_key) as client:
         body = {
             "model": model or client.model(),
             "input": text,
             "voice": name,
-            "response_format": "wav",
+            "response_format": suffix if suffix in _FORMATS else "wav",
             "stream": True,
             "stream_format": "audio",
             **({} if seed is None else {"seed": seed}),
@@ -365,9 +368,10 @@ def try_(
         if out is None or is_audio_out:
             found = _speak(client, body, sys.stdout.buffer if is_audio_out else None)
         else:
-            with storage_errors(out), out.open("w+b") as file:
-                found = _speak(client, body, file)
-                _complete_header(file, found["bytes"])
+            file = io.BytesIO()
+            found = _speak(client, body, file)
+            _complete_header(file, found["bytes"])
+            publish(out, file.getvalue())  # an answer that breaks off leaves it
             found["file"] = str(out)
     found["voice"] = name
     if as_json:
