@@ -174,7 +174,6 @@ def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
     fleet, postgres, make_clip
 ):
     before = fleet.client.speak(voice="Ada").audio
-    counts = [client.stats()["records"] for client in fleet.direct]
     postgres.stop()
     try:
         spoken = [fleet.client.speak("Hi.", voice="Ada") for _ in range(4)]
@@ -191,10 +190,6 @@ def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
         assert time.monotonic() < until
         time.sleep(0.5)
     assert fleet.client.speak(voice="Ada").audio == before
-    after = [client.stats()["records"] for client in fleet.direct]
-    # A warm request asks nothing there, with or without the server.
-    reads = sum(c["read"] for c in after) - sum(c["read"] for c in counts)
-    assert reads <= 2  # of the voice that nobody has
 
 
 def test_a_server_that_was_frozen_for_a_minute_speaks_nothing_deleted_meanwhile(
