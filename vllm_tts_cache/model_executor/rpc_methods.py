@@ -196,13 +196,6 @@ def _delete(
     return side.delete_all() if call.everything else side.delete(call.audio_sha256s)
 
 
-def _failed(
-    speakers: WorkerEncodings, call: wire.FailedCall, _rank: int
-) -> wire.FailedPrompts:
-    """Return why prompts were missing."""
-    return wire.FailedPrompts(causes=speakers.failed(call.request_ids))
-
-
 def _stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     """Return counters and sizes, without reading the disk."""
     return wire.WorkerStats(
@@ -218,7 +211,12 @@ METHODS = (
     _method("tts_cache_want", SPEAKERS, WorkerEncodings.want, wire.WantCall),
     _method("tts_cache_encoding", SPEAKERS, _encoding, wire.EncodingCall),
     _method("tts_cache_delete", SPEAKERS, _delete, wire.DeleteCall),
-    _method("tts_cache_failed", SPEAKERS, _failed, wire.FailedCall),
+    _method(
+        "tts_cache_failed",
+        SPEAKERS,
+        lambda its, call, _: wire.FailedPrompts(causes=its.failed(call.request_ids)),
+        wire.FailedCall,
+    ),
     _method("tts_cache_stats", SPEAKERS, _stats),
     _method("tts_cache_delete_states", STATES, _delete, wire.DeleteCall),
     _method("tts_cache_decoder_stats", STATES, DecoderStates.stats),

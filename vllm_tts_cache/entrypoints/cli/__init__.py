@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exc:
         return _flushed(exc.code if isinstance(exc.code, int) else 0)
     except errors.TTSCacheError as exc:
-        return complain(exc, _status_of(exc))
+        its_own = isinstance(exc, errors.StorageError)  # there is no server's log
+        return complain(exc.log_text if its_own else exc, _status_of(exc))
     except (OSError, UnicodeError) as exc:
         return complain(common.reason_of(exc), common.FAILED)
     return _flushed(0)

@@ -125,7 +125,7 @@ def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
             yield checks.fail("server", f"{client.url} has no voices routes", hint)
             return
         except errors.ServerAnswerError as exc:
-            is_key = exc.status == HTTPStatus.UNAUTHORIZED
+            is_key = exc.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
             hint = "correct the key (--api-key)" if is_key else "see the server's log"
             yield checks.fail("server", str(exc), hint)
             return

@@ -217,10 +217,10 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
 
 
 def _catalogue_failure(error: errors.StorageError) -> Finding:
+    hint = "vllm-tts-cache verify says more"
     if isinstance(error, errors.StorageUnavailableError):
         hint = "start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL"
-        return fail("catalogue", error.log_text, hint)
-    return fail("catalogue", str(error), "vllm-tts-cache verify says more")
+    return fail("catalogue", error.log_text, hint)
 
 
 def tenants(settings: Settings) -> Iterator[Finding]:

@@ -53,7 +53,8 @@ class CachedQwen3TTSTalker(
         is_first = info.get("_omni_is_prefill", True) and stored is None
         if FIELD not in info or not is_first:
             return super().preprocess(input_ids, input_embeds, **info)
-        prefix = _prefix_of(info)
+        # Its KV prefix by voice and text: one too many under suspicion costs a retry.
+        prefix = f"{info.get(FIELD)} {info.get('text')}"
         is_whole = int(info.get("_omni_num_computed_tokens", 0)) == 0
         try:
             if not is_whole:
@@ -110,11 +111,3 @@ class CachedQwen3TTSTalker(
         }
         pad_ids = torch.full_like(input_ids, int(self.talker_config.codec_pad_id))
         return pad_ids, padding.repeat(num_tokens, 1), update
-
-
-def _prefix_of(info: Mapping[str, Any]) -> str:
-    """Name a request's KV prefix by voice and text, as the ids are placeholders.
-
-    Other parts of the salt are left out: to suspect one prefix too many costs a retry.
-    """
-    return f"{info.get(FIELD)} {info.get('text')}"

@@ -227,7 +227,15 @@ class VoicesDirectory:
         label: list[str] | None = None,
         sort: Sort = "name",
     ) -> Iterator[dict[str, Any]]:
-        """Yield registered voices."""
+        """Yield registered voices.
+
+        Raises: ConfigError: The tenant has none, and others have.
+        """
+        usage = self.store.usage_of_tenants()
+        held = sorted(name for name, its in usage.items() if its.num_voices)
+        if held and self._tenant not in held:
+            reason = f"{self._tenant} has no voices; {', '.join(held)} have"
+            raise errors.ConfigError(f"--tenant: {reason}")
         page = Page(
             limit=_PAGE,
             search=search or "",
