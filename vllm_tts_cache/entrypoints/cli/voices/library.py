@@ -234,7 +234,7 @@ class VoicesDirectory:
         usage = self.store.usage_of_tenants()
         held = sorted(name for name, its in usage.items() if its.num_voices)
         if held and self._tenant not in held:
-            reason = f"{self._tenant} has no voices; {', '.join(held)} have"
+            reason = f"{self._tenant} has no voices; of {', '.join(held)} there are"
             raise errors.ConfigError(f"--tenant: {reason}")
         page = Page(
             limit=_PAGE,
