@@ -16,7 +16,6 @@ import typer
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk, options
 from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
-from vllm_tts_cache.files import publish
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
@@ -371,7 +370,7 @@ def try_(
             file = io.BytesIO()
             found = _speak(client, body, file)
             _complete_header(file, found["bytes"])
-            publish(out, file.getvalue())  # an answer that breaks off leaves it
+            out.write_bytes(file.getvalue())  # an answer that breaks off leaves it
             found["file"] = str(out)
     found["voice"] = name
     if as_json:
