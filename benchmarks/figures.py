@@ -35,7 +35,7 @@ RESULTS = (
 QWEN, DECODER, BULK = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-tiny"
 # A difference below this says nothing on these machines.
 NOISE = 1.1
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_TIMES = {"s", "ms", "us"}
 # Why a target was missed, by scenario, model (any, if empty) and how the row begins.
 WHY = {
     ("warm_hit", "", "CPU time above"): "look-ups, tens of microseconds each",
@@ -77,6 +77,10 @@ class Line:
     scenario: str
     what: str
     model: str = QWEN
+
+    @property
+    def key(self) -> "Key":
+        return self.scenario, self.model, self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +264,18 @@ Key = tuple[str, str, str]
 
 
 @cache
+def _run(name: str) -> Mapping[str, Any]:
+    path = ROOT / "benchmarks" / "results" / name
+    found: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+@cache
 def _rows() -> Mapping[Key, tuple[Mapping[str, Any], str]]:
     """Return each row with the file that it is of, by scenario, model and name."""
     rows: dict[Key, tuple[Mapping[str, Any], str]] = {}
     for name in RESULTS:
-        run = json.loads((ROOT / "benchmarks" / "results" / name).read_text("utf-8"))
-        for row in run["rows"]:
+        for row in _run(name)["rows"]:
             key = row["scenario"], row["model"], row["what"]
             rows.setdefault(key, (row, name))
     return rows
@@ -292,7 +302,7 @@ def _table(lines: Sequence[Line]) -> Iterator[str]:
     yield "| | stock | plugin | ratio |"
     yield "| --- | ---: | ---: | ---: |"
     for line in lines:
-        row, _ = _rows()[line.scenario, line.model, line.what]
+        row, _ = _rows()[line.key]
         yield f"| {line.label} | {_cells(row)} |"
 
 
@@ -308,9 +318,8 @@ def _sources(keys: Sequence[Key]) -> str:
     return "Measured: " + "; ".join(_machine(name) for name in names) + "."
 
 
-@cache
 def _machine(name: str) -> str:
-    run = json.loads((ROOT / "benchmarks" / "results" / name).read_text("utf-8"))
+    run = _run(name)
     cpu = re.sub(r"\((R|TM)\)|Processor| +$", "", run["machine"]["cpu"]).strip()
     return f"{run['began'][:10]}, revision {run['revision'][:7]}, {cpu}"
 
@@ -325,7 +334,7 @@ def _figure(number: int, figure: Figure) -> Iterator[str]:
     if figure.picture:
         yield f"![{figure.alternative}](plots/{figure.picture})"
         yield ""
-    keys = [(line.scenario, line.model, line.what) for line in figure.lines]
+    keys = [line.key for line in figure.lines]
     yield from _wrapped(f"`python -m benchmarks {figure.command}`. {_sources(keys)}")
     yield ""
 

@@ -152,34 +152,31 @@ def rows(
     targets: Mapping[str, Target],
     *,
     dataset: Path,
-    num_clients: Sequence[int],
-    num_requests: Mapping[int, int],
+    num_clients: int,
+    num_requests: int,
     num_rounds: int,
     ways: Sequence[str] = tuple(WAYS),
-) -> Iterator[Row]:
-    """Ask the targets in turns, and yield the rows of each number of clients.
+) -> list[Row]:
+    """Ask the targets in turns, and return the rows of one number of clients.
 
     Args:
-        targets: By name, of which `OURS` is judged against `STOCK`.
+        targets: By name: `OURS`, and `STOCK` beside it or not.
         dataset: See `write_dataset`; or Seed-TTS.
-        num_clients: How many ask at once, one after another.
-        num_requests: By the number of clients.
+        num_clients: How many ask at once.
+        num_requests: In all, of each turn.
         num_rounds: Turns of each target.
         ways: Of `WAYS`.
     """
-    for clients in num_clients:
-        found: dict[tuple[str, str, str], list[float]] = {}
-        for number in range(num_rounds):
-            for name in list(targets)[:: 1 if number % 2 == 0 else -1]:
-                for way in ways:
-                    if name == STOCK and way == X_VECTOR:
-                        continue
-                    seen = targets[name].load(
-                        way, clients, num_requests[clients], dataset
-                    )
-                    for figure, value in seen.items():
-                        found.setdefault((name, way, figure), []).append(value)
-        yield from _rows(found, clients, ways)
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for number in range(num_rounds):
+        for name in list(targets)[:: 1 if number % 2 == 0 else -1]:
+            for way in ways:
+                if name == STOCK and way == X_VECTOR:
+                    continue
+                seen = targets[name].load(way, num_clients, num_requests, dataset)
+                for figure, value in seen.items():
+                    found.setdefault((name, way, figure), []).append(value)
+    return list(_rows(found, num_clients, ways))
 
 
 def _rows(
@@ -187,14 +184,11 @@ def _rows(
 ) -> Iterator[Row]:
     for way in ways:
         for figure, (_, unit) in FIGURES.items():
-            values = found.get((OURS, way, figure)) or found.get((STOCK, way, figure))
-            if values is None:
-                continue
             stock = found.get((STOCK, way, figure))
             yield Row(
                 f"{figure}, {clients} clients, {way}",
                 unit,
-                Summary.of(values),
+                Summary.of(found[OURS, way, figure]),
                 None if stock is None else Summary.of(stock),
                 no_stock="not asked" if stock is None else "",
             )
@@ -214,7 +208,8 @@ def _rows(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the servers that are named; 0 unless one fails."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     targets = {
         name: Target(
             url=url,
@@ -224,25 +219,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for name, _, url in (each.partition("=") for each in given.server)
     }
+    if OURS not in targets or not targets.keys() <= {OURS, STOCK}:
+        parser.error(f"give --server {OURS}=URL, and --server {STOCK}=URL beside it")
     begun = report.Begun.now()
     with tempfile.TemporaryDirectory() as directory:
         texts = max(given.clients) * given.requests_per_client
         dataset = given.dataset or write_dataset(Path(directory), max(texts, 8))
         for target in targets.values():
             target.register()
-        made = list(
-            rows(
+        made = [
+            row
+            for each in given.clients
+            for row in rows(
                 targets,
                 dataset=dataset,
-                num_clients=given.clients,
-                num_requests={
-                    each: max(8, each * given.requests_per_client)
-                    for each in given.clients
-                },
+                num_clients=each,
+                num_requests=max(8, each * given.requests_per_client),
                 num_rounds=given.rounds,
                 ways=given.way or tuple(WAYS),
             )
-        )
+        ]
     settings = {"model": given.model, "card": given.card, "rounds": given.rounds}
     path = report.save(begun.ended(settings, made), given.out)
     console = Console(width=None if sys.stdout.isatty() else 200)

@@ -17,17 +17,15 @@ def run(bench: Bench) -> list[Row]:
     for target in targets.values():
         target.register()
     clients = bench.pick(full=NUM_CLIENTS, quick=QUICK_CLIENTS)
-    num_requests = {each: max(MIN_REQUESTS, each) for each in clients}
-    texts = num_requests[clients[-1]] + MIN_REQUESTS
-    dataset = write_dataset(bench.work / NAME, texts)
+    dataset = write_dataset(bench.work / NAME, max(MIN_REQUESTS, *clients))
     made: list[Row] = []
     for each in clients:
         bench.step(f"{NAME}: {each} clients")
         made += rows(
             targets,
             dataset=dataset,
-            num_clients=(each,),
-            num_requests=num_requests,
+            num_clients=each,
+            num_requests=max(MIN_REQUESTS, each),
             num_rounds=bench.num_rounds,
         )
     return made
