@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.bench import clip
 from benchmarks.measure import OURS, STOCK, AtLeast, Row, Summary
-from vllm_tts_cache.testing.server import SpeechClient
+from vllm_tts_cache.testing.server import SpeechClient, data_url
 
 NUM_CLIENTS = (1, 4, 16, 64)
 CLIP_SECONDS = 6.0
 REF_TEXT = "The lantern by the harbour burned until the tide had turned."
+_TEXT = "The tide by the harbour is number {:05d}."
 VOICE = "harness"
 TIMEOUT_SECONDS = 3_600.0
 _ROOT = Path(__file__).parents[1]
@@ -76,22 +78,27 @@ class Target:
         tokenizer: Counts the prompts' tokens: a checkpoint's name or directory.
         model: As the server calls it.
         sample_rate_hz: Of its PCM, by which the harness counts seconds of audio.
+        max_new_tokens: Of each answer, in each way; the harness's own default.
     """
 
     url: str
     tokenizer: str
     model: str
     sample_rate_hz: int = 24_000
+    max_new_tokens: int = 2_048
 
     def register(self) -> None:
-        """Register the voice, and have ours encode it. Raises: httpx.HTTPError."""
+        """Register the voice, and warm the server up. Raises: httpx.HTTPError."""
         client = SpeechClient(self.url, timeout_seconds=TIMEOUT_SECONDS)
         try:
-            sample = clip(CLIP_SECONDS, 1)
             client.http.delete(f"/v1/audio/voices/{VOICE}")
             fields = {"ref_text": REF_TEXT, "consent": "bench"}
-            client.register(VOICE, sample, **fields).raise_for_status()
+            client.register(VOICE, clip(CLIP_SECONDS, 0), **fields).raise_for_status()
             client.precompute(VOICE)  # stock has no such route
+            new = data_url(clip(CLIP_SECONDS, 1))
+            for way in ({"ref_audio": new, "ref_text": REF_TEXT}, WAYS[IN_CONTEXT][1]):
+                asked = {"model": self.model, "max_new_tokens": self.max_new_tokens}
+                client.speak(_TEXT.format(0), **asked, **way)
         finally:
             client.close()
 
@@ -110,13 +117,16 @@ class Target:
             command += ["--endpoint", "/v1/audio/speech", "--base-url", self.url]
             command += ["--model", self.model, "--tokenizer", self.tokenizer]
             command += ["--dataset-name", kind, "--dataset-path", str(dataset)]
-            command += ["--num-prompts", str(num_requests), "--num-warmups", "1"]
+            # A warm-up would send the first clip, and so would the look for readiness.
+            command += ["--num-prompts", str(num_requests), "--num-warmups", "0"]
+            command += ["--ready-check-timeout-sec", "0"]
             command += ["--max-concurrency", str(num_clients)]
             command += ["--percentile-metrics", "audio_ttfp,audio_rtf,e2el"]
             command += ["--metric-percentiles", "50,99", "--save-result"]
             command += ["--result-dir", directory, "--result-filename", answer.name]
-            if body:
-                command += ["--extra-body", json.dumps(body)]
+            command += ["--output-len", str(self.max_new_tokens)]  # with a clip
+            asked = {**body, "max_new_tokens": self.max_new_tokens}
+            command += ["--extra-body", json.dumps(asked)]
             rate = {"VLLM_OMNI_BENCH_AUDIO_SAMPLE_RATE": str(self.sample_rate_hz)}
             done = subprocess.run(
                 command,
@@ -135,23 +145,57 @@ class Target:
         return {name: float(found[key]) for name, (key, _) in FIGURES.items()}
 
 
-def write_dataset(directory: Path, num_texts: int) -> Path:
-    """Write texts and clips as the harness reads them, each clip another one."""
-    clips = directory / "en" / "prompt-wavs"
-    clips.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for number in range(num_texts):
-        (clips / f"{number}.wav").write_bytes(clip(CLIP_SECONDS, number + 2))
-        text = f"The tide by the harbour is number {number:05d}."
-        lines.append(f"{number}|{REF_TEXT}|prompt-wavs/{number}.wav|{text}")
-    (directory / "en" / "meta.lst").write_text("\n".join(lines) + "\n")
-    return directory
+class Clips:
+    """Texts with clips as the harness reads them; no clip is given out twice.
+
+    What a server has heard once it may have cached.
+
+    Args:
+        directory: Gets what is given out.
+        source: A copy of seed-tts-eval; None for generated clips.
+    """
+
+    def __init__(self, directory: Path, source: Path | None = None):
+        self._directory = directory
+        self._num_taken = 0
+        self._lines: Iterator[str] = (
+            self._generated() if source is None else _with_clips_of_their_own(source)
+        )
+
+    def take(self, number: int) -> Path:
+        """Return a directory with so many. Raises: RuntimeError if there are none."""
+        lines = list(islice(self._lines, number))
+        if len(lines) < number:
+            raise RuntimeError(
+                f"the dataset has {self._num_taken + len(lines)} different clips, and "
+                "more are asked for; give fewer --rounds or --requests-per-client"
+            )
+        self._num_taken += number
+        taken = self._directory / f"to-{self._num_taken}"
+        (taken / "en").mkdir(parents=True)
+        (taken / "en" / "meta.lst").write_text("\n".join(lines) + "\n")
+        return taken
+
+    def _generated(self) -> Iterator[str]:
+        for number in count(1):
+            path = self._directory / f"{number}.wav"
+            path.write_bytes(clip(CLIP_SECONDS, number + 1))
+            yield f"{number}|{REF_TEXT}|{path}|{_TEXT.format(number)}"
+
+
+def _with_clips_of_their_own(source: Path) -> Iterator[str]:
+    seen = set()
+    for line in (source / "en" / "meta.lst").read_text().splitlines():
+        name, said, path, text = line.split("|")[:4]
+        if path not in seen:
+            seen.add(path)
+            yield f"{name}|{said}|{(source / 'en' / path).absolute()}|{text}"
 
 
 def rows(
     targets: Mapping[str, Target],
     *,
-    dataset: Path,
+    clips: Clips,
     num_clients: int,
     num_requests: int,
     num_rounds: int,
@@ -161,7 +205,7 @@ def rows(
 
     Args:
         targets: By name: `OURS`, and `STOCK` beside it or not.
-        dataset: See `write_dataset`; or Seed-TTS.
+        clips: Each round takes new ones.
         num_clients: How many ask at once.
         num_requests: In all, of each turn.
         num_rounds: Turns of each target.
@@ -169,6 +213,7 @@ def rows(
     """
     found: dict[tuple[str, str, str], list[float]] = {}
     for number in range(num_rounds):
+        dataset = clips.take(num_requests)
         for name in list(targets)[:: 1 if number % 2 == 0 else -1]:
             for way in ways:
                 if name == STOCK and way == X_VECTOR:
@@ -216,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokenizer=given.tokenizer or given.model,
             model=given.model,
             sample_rate_hz=given.sample_rate,
+            max_new_tokens=given.max_new_tokens,
         )
         for name, _, url in (each.partition("=") for each in given.server)
     }
@@ -223,8 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"give --server {OURS}=URL, and --server {STOCK}=URL beside it")
     begun = report.Begun.now()
     with tempfile.TemporaryDirectory() as directory:
-        texts = max(given.clients) * given.requests_per_client
-        dataset = given.dataset or write_dataset(Path(directory), max(texts, 8))
+        clips = Clips(Path(directory), given.dataset)
         for target in targets.values():
             target.register()
         made = [
@@ -232,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for each in given.clients
             for row in rows(
                 targets,
-                dataset=dataset,
+                clips=clips,
                 num_clients=each,
                 num_requests=max(8, each * given.requests_per_client),
                 num_rounds=given.rounds,
@@ -260,6 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", help="a checkpoint whose tokenizer counts tokens (the model)")
     add("--card", default="", help="the accelerator, to be written with the figures")
     add("--sample-rate", type=int, default=24_000, help="of the model's PCM, in Hz")
+    add("--max-new-tokens", type=int, default=2_048, help="of each answer")
     add("--dataset", type=Path, help="a copy of seed-tts-eval (generated clips)")
     add("--clients", type=int, nargs="+", default=list(NUM_CLIENTS))
     add("--requests-per-client", type=int, default=4)
