@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.store.cache import Budget
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 

@@ -13,8 +13,8 @@ import torch
 from tests.store_samples import settings_of
 from tests.waiting import wait_until
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
+from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
+from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.ranks import ALONE
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings

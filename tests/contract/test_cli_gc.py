@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.in_process_workers import clip, ref_of, store_clip
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main

@@ -12,8 +12,7 @@ from vllm_omni.utils.mm_outputs import build_mm_cpu
 from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 
 from tests.in_process_workers import SECRET, prepare, ref_of, store_clip
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.families.networks.prompts import ReferenceRows

@@ -19,7 +19,7 @@ from tests.suspensions import MOMENTS, Steps, at_each_suspension, awaiting
 from tests.unit import test_deletions, test_ensure, test_inline, test_service
 from tests.unit.test_inline import CountingHandler, data_url, web
 from tests.waiting import SOON_SECONDS, soon
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import deletions, pending

@@ -18,7 +18,7 @@ from tests.in_process_workers import (
     worker_with,
 )
 from tests.waiting import soon
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings

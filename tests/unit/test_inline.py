@@ -14,7 +14,7 @@ from vllm.multimodal.media import MediaConnector
 from tests.speaking import wav
 from tests.waiting import soon
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import inline
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips

@@ -9,8 +9,8 @@ from tests.in_process_workers import clip, decoded, new_speaker
 from tests.store_samples import opened
 from tests.unit.test_service import NAMES, Rig
 from tests.waiting import soon
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.errors import EncodeError, StorageUnavailableError, WorkerRPCError
 from vllm_tts_cache.tenants import ALONE

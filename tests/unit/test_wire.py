@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store.cache import SegmentStats, TierStats

@@ -192,6 +192,9 @@ def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
             yield reason
 
 
+detector = cache(SpeechDetector)  # the process's, which the first clip loads
+
+
 def is_below(verdict: Verdict, wanted: Verdict) -> bool:
     """Tell whether a verdict is worse than another one."""
     order = get_args(Verdict)
@@ -233,12 +236,6 @@ class ClipQuality:
             "snr_db": _rounded(found.snr_db),
             "bandwidth_hz": found.bandwidth_hz,
         }
-
-
-@cache
-def detector() -> SpeechDetector:
-    """Return the process's detector, which the first clip loads."""
-    return SpeechDetector()
 
 
 def check_clip(

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,13 @@ _CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
 
 # The most clips of one audio, in a form or a bundle; models take fewer.
 MAX_CLIPS = 32
+
+
+class Segment(str, Enum):
+    """Audio that is registered, or came inline; each has its part of every budget."""
+
+    REGISTERED = "registered"
+    INLINE = "inline"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

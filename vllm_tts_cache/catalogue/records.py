@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from enum import Enum
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -40,13 +39,6 @@ EXTRAS: dict[str, Callable[[Any], Any]] = {
     "aliases": aliases.checked,
     "settings": voice_settings.checked,
 }
-
-
-class Segment(str, Enum):
-    """Audio that is registered, or came inline; each has its part of every budget."""
-
-    REGISTERED = "registered"
-    INLINE = "inline"
 
 
 class TextLimit(NamedTuple):

@@ -8,7 +8,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store.encoding import EncodingKey

@@ -19,8 +19,7 @@ import psutil
 import torch
 
 from vllm_tts_cache import patch_once
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
 from vllm_tts_cache.errors import EncodeError, EncodersChangedError, StorageError
 from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, MissingAudioError

@@ -9,7 +9,7 @@ the request as an error with our reason: a 500 with text.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from cachetools import LRUCache
@@ -20,8 +20,10 @@ from vllm_tts_cache import patch_once
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor import kv_room, voice_blocks
-from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.family import family_of_model
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 
 # So many ids are kept: a request ends long before so many others fail after it.
 MAX_FAILED_REQUESTS = 4096
@@ -50,7 +52,7 @@ class FailedRequests:
         return request_id in self._ids
 
     def add(
-        self, request_id: str, cause: Exception, speakers: WorkerEncodings | None
+        self, request_id: str, cause: Exception, speakers: "WorkerEncodings | None"
     ) -> None:
         """Log the cause, count it, and remember the request."""
         message = "No prompt for request %s: %s"

@@ -14,7 +14,7 @@ would not fail. It would take memory that was promised to others.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.models import ModelRegistry
 from vllm_omni.diffusion.registry import register_diffusion_model
@@ -23,10 +23,12 @@ from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
 from vllm_tts_cache import Patch, patch_once
-from vllm_tts_cache.model_executor.decoder_states import DecoderStates
-from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.family import families
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.model_executor.decoder_states import DecoderStates
+    from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 
 Method = Callable[..., bytes]
 
@@ -137,14 +139,14 @@ def _model(worker: Any) -> Any:
 
 
 def _method(
-    name: str, side_name: str, answer: Callable[..., Any], kind: Any = None
+    name: str, side_name: str, answer: Callable[..., Any] | str, kind: Any = None
 ) -> Method:
     """Make a worker's method of a function of ``(side, call, rank)``.
 
     Args:
         name: The method's.
         side_name: The attribute of a model with speakers, or with a decoder's states.
-        answer: Returns the struct to answer with.
+        answer: Returns the struct to answer with; or the name of the side's that does.
         kind: Of the struct that is its ``call``; None if it takes none.
     """
 
@@ -157,7 +159,8 @@ def _method(
         side.num_calls[name] += 1
         try:
             call = [wire.decode(kind, each) for each in data]
-            return wire.encode(answer(side, *call, int(self.rank)))
+            act = answer if callable(answer) else getattr(type(side), answer)
+            return wire.encode(act(side, *call, int(self.rank)))
         except Exception as exc:  # noqa: BLE001
             return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
 
@@ -166,7 +169,7 @@ def _method(
 
 
 def _describe(
-    speakers: WorkerEncodings, call: wire.DescribeCall, rank: int
+    speakers: "WorkerEncodings", call: wire.DescribeCall, rank: int
 ) -> wire.Described:
     """Take the secret; return the encoders and the store."""
     speakers.accept(call.secret)
@@ -179,7 +182,7 @@ def _describe(
 
 
 def _encoding(
-    speakers: WorkerEncodings, call: wire.EncodingCall, _rank: int
+    speakers: "WorkerEncodings", call: wire.EncodingCall, _rank: int
 ) -> wire.EncodingAnswer:
     """Return an encoding in its stored form.
 
@@ -190,13 +193,13 @@ def _encoding(
 
 
 def _delete(
-    side: WorkerEncodings | DecoderStates, call: wire.DeleteCall, _rank: int
+    side: "WorkerEncodings | DecoderStates", call: wire.DeleteCall, _rank: int
 ) -> wire.Deleted:
     """Delete audios from memory, queue and copies on disk, or a decoder's states."""
     return side.delete_all() if call.everything else side.delete(call.audio_sha256s)
 
 
-def _stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
+def _stats(speakers: "WorkerEncodings", rank: int) -> wire.WorkerStats:
     """Return counters and sizes, without reading the disk."""
     return wire.WorkerStats(
         rank=rank,
@@ -208,7 +211,7 @@ def _stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
 
 METHODS = (
     _method("tts_cache_describe", SPEAKERS, _describe, wire.DescribeCall),
-    _method("tts_cache_want", SPEAKERS, WorkerEncodings.want, wire.WantCall),
+    _method("tts_cache_want", SPEAKERS, "want", wire.WantCall),
     _method("tts_cache_encoding", SPEAKERS, _encoding, wire.EncodingCall),
     _method("tts_cache_delete", SPEAKERS, _delete, wire.DeleteCall),
     _method(
@@ -219,7 +222,7 @@ METHODS = (
     ),
     _method("tts_cache_stats", SPEAKERS, _stats),
     _method("tts_cache_delete_states", STATES, _delete, wire.DeleteCall),
-    _method("tts_cache_decoder_stats", STATES, DecoderStates.stats),
+    _method("tts_cache_decoder_stats", STATES, "stats"),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from cachetools import LRUCache, TTLCache
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError, TTSCacheError
 from vllm_tts_cache.logs import ThrottledLog, logger

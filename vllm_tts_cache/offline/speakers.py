@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.speaker import rpc_client
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, read_json

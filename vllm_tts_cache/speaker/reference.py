@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
 from vllm_tts_cache.store.encoding import Encoding, is_address
 
 # A key of the host's additional_information, or of a diffusion model's prompt.

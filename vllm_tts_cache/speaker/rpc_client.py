@@ -10,17 +10,19 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.binding import StoreId
 
 throttled = ThrottledLog()
 
@@ -267,20 +269,18 @@ def fingerprints_of(answers: Sequence[wire.Described]) -> dict[str, str]:
     return dict(found[0])
 
 
-def refuse_elsewhere(answers: Sequence[wire.Described], store_id: StoreId) -> None:
+def refuse_elsewhere(answers: Sequence[wire.Described], store_id: "StoreId") -> None:
     """Refuse workers that read another directory than this process writes.
 
     Raises: ForeignStoreError that names both directories and the setting.
     """
     for answer in answers:
-        there = StoreId(id=answer.store_id, place=answer.store_place)
+        there = replace(store_id, id=answer.store_id, place=answer.store_place)
         if store_id.is_elsewhere(there):
             raise ForeignStoreError(
                 f"The worker of rank {answer.rank} keeps speakers in {there.place}, "
-                f"which is another directory than this process's, {store_id.place}: it "
-                "cannot read the reference audio that is stored here, so no voice can "
-                "be cloned. Set SPEAKER_SAMPLES_DIR on both to one directory that both "
-                "see."
+                f"which is another directory than this process's, {store_id.place}: no "
+                "voice can be cloned. Set SPEAKER_SAMPLES_DIR to one that both see."
             )
 
 

@@ -7,14 +7,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ class EncodingCache:
         memory: Encodings in memory; refuses those deleted while they were read or made.
     """
 
-    def __init__(self, memory: MemoryTier, store: SpeakerStore):
+    def __init__(self, memory: MemoryTier, store: "SpeakerStore"):
         self.memory = memory
         self._store = store
         self._counters = Counters()
@@ -359,7 +361,7 @@ class EncodingCache:
             self._log.warn_of("stored encodings", "The store failed: %s", error)
 
 
-def open_cache(settings: Settings, store: SpeakerStore) -> EncodingCache:
+def open_cache(settings: Settings, store: "SpeakerStore") -> EncodingCache:
     """Open a worker's cache with the memory budgets of the settings."""
     share, max_bytes = settings.inline_share, settings.memory_max_bytes
     inline = Budget(int(max_bytes * share), int(settings.memory_max_entries * share))

@@ -7,16 +7,12 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, clean, is_consent_id, new_id
-from vllm_tts_cache.catalogue.records import (
-    DEFAULT_TENANT,
-    Identity,
-    Segment,
-    check_language,
-)
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, Identity, check_language
 from vllm_tts_cache.catalogue.schema import consent
 from vllm_tts_cache.store.writer import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits

@@ -9,10 +9,11 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import deletions, owners, schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.records import AUDIO, Segment
+from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import (
     aliases,
     deletions,
@@ -27,7 +28,6 @@ from vllm_tts_cache.catalogue.records import (
     DEFAULT_TENANT,
     IdempotencyKey,
     NewSpeaker,
-    Segment,
     SpeakerChanges,
     SpeakerRecord,
     check_is_to_come,

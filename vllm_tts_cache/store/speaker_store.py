@@ -20,6 +20,7 @@ from cachetools import TTLCache
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import (
     deletions,
     owners,
@@ -31,12 +32,7 @@ from vllm_tts_cache.catalogue import (
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_storable
-from vllm_tts_cache.catalogue.records import (
-    AUDIO,
-    DEFAULT_TENANT,
-    Segment,
-    SpeakerRecord,
-)
+from vllm_tts_cache.catalogue.records import AUDIO, DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import deletions, objects, owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.records import AUDIO, Segment
+from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
 from vllm_tts_cache.store import audio_file, binding

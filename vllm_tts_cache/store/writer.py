@@ -12,9 +12,10 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import owners, stored_files
 from vllm_tts_cache.catalogue.database import Database, with_ballast
-from vllm_tts_cache.catalogue.records import AUDIO, Segment
+from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.logs import Counters, ThrottledLog

@@ -17,7 +17,7 @@ from tests.families.breeze_tts_2.case import CASE, Tokenizer
 from tests.families.serving import message, served
 from tests.speaking import data_url, wav
 from tests.two_tenants import two_tenants
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.families.breeze_tts_2.family import IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.prompt import BreezePrompts, PromptBuilder
 from vllm_tts_cache.offline.speakers import PreparedSpeaker

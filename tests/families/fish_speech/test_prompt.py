@@ -12,7 +12,7 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
 )
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.prompt import (
     PromptBuilder,

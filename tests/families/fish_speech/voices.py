@@ -8,7 +8,7 @@ import torch
 
 from tests.families.runner import as_the_runner_says, forced, merge, remember
 from tests.in_process_workers import SECRET
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
 from vllm_tts_cache.speaker.reference import SpeakerRef

@@ -8,8 +8,9 @@ from safetensors.numpy import save, save_file
 
 from tests.store_samples import delete, register, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import NewSpeaker, Segment, SpeakerChanges
+from vllm_tts_cache.catalogue.records import NewSpeaker, SpeakerChanges
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.stock_import import import_stock_voices
 from vllm_tts_cache.store.writer import Writer

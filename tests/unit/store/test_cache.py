@@ -6,7 +6,7 @@ import pytest
 
 from tests.encoding_samples import ROOMY, assert_same, make_encoding
 from tests.store_samples import address, delete, key, register
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store.cache import EncodingCache, MemoryTier, open_cache

@@ -4,7 +4,7 @@ import pytest
 
 from tests.encoding_samples import sized_encoding
 from tests.store_samples import address, clip, key, publish, register
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 
 # A clip of these tests has 8,000 bytes of samples, and a header.
 CLIP_BYTES = 8_500

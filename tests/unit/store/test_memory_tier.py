@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.store.cache import Budget, MemoryTier
 
 AUDIOS, ENCODERS = range(4), range(2)

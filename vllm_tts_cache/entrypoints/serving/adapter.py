@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
 from vllm_tts_cache import errors
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
 from vllm_tts_cache.entrypoints.serving import request_speaker
@@ -260,7 +261,7 @@ class CachedAdapter:
             reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
             raise errors.SpeakerRequestError(reason)
         return Clip(
-            ref=SpeakerRef(audio_sha256=sha, segment=records.Segment.REGISTERED),
+            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
             num_samples=record.num_samples,
             sample_rate_hz=record.sample_rate_hz,
             num_clips=1 if record.clip_starts_json is None else record.num_clips,

@@ -14,7 +14,7 @@ from vllm_tts_cache.audio.decode import (
     decode_data_url,
     is_data_url,
 )
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_tts_cache.catalogue.records import Segment, SpeakerRecord
+from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.speaker.family import Family, clips_problem, possible_modes
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef

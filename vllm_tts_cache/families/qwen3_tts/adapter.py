@@ -9,7 +9,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 )
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
-from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
 from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
