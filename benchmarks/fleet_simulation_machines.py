@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import NewSpeaker, Segment, SpeakerChanges
+from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
+from vllm_tts_cache.catalogue.records import NewSpeaker, SpeakerChanges
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
