@@ -242,11 +242,18 @@ FIGURES = (
                 ("cosyvoice3", "CosyVoice3"), ("higgs_audio_v3", "Higgs Audio v3"),
             )
             for seconds, where in ((10, "in memory"), (30, "on disk"))
+        )
+        + (
+            Line("Qwen3-TTS, any clip, the decoder's state on the card", "voice_cost",
+                 "qwen3_tts: the decoder's state of a clip of any length, on the card",
+                 ""),
+            Line("Fish Speech, 10 s clip, its KV on the card", "voice_cost",
+                 "fish_speech: KV of a 10 s clip, on the card", ""),
         ),
         "--only voice_cost",
-        note="Beside the clip itself. Stock keeps no file. Codes have the released "
-        "shapes; Qwen3-TTS's x-vector has 128 values here, in a release as many as its "
-        "talker is wide, of 4 bytes each.",
+        note="Beside the clip itself. Stock keeps no file. Sizes are those of the "
+        "released checkpoints, on a card in bfloat16; KV without its transcript, and "
+        "only while the prefix cache has room for it.",
     ),
 )  # fmt: skip
 README = (
