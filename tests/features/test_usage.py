@@ -1,6 +1,7 @@
 """How much each voice spoke, by day."""
 
 import asyncio
+from contextlib import contextmanager
 from datetime import date, timedelta
 
 import pytest
@@ -28,8 +29,8 @@ def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
         for voice in range(2)
     ]
     with store.database.write() as db:
-        for _ in range(2):  # inserted, then added to
-            voice_usage.add(db, dict.fromkeys(keys, Counts(1, 10, 0.5)))
+        for batch in "aabb":  # inserted, then added to; a batch is added once
+            voice_usage.add(db, "w", batch, dict.fromkeys(keys, Counts(1, 10, 0.5)))
 
     def shown(tenant, days, limit=99, after=None):
         with store.database.read() as db:
@@ -61,9 +62,7 @@ async def test_each_way_to_speak_is_counted_once(server):
     answer = (await server.client.get(USAGE)).json()
     (row,) = answer["data"]
     assert (row["name"], row["requests"]) == ("Ann", len(WAYS))
-    assert answer["totals"] == {
-        n: row[n] for n in ("requests", "characters", "seconds")
-    }
+    assert answer["totals"] == {name: row[name] for name in Counts._fields}
     # "Hello." or, of a batch, "Hi."; and 0.1 s of a whole answer, 0.2 s of a stream.
     assert 3 * len(WAYS) < row["characters"] <= 6 * len(WAYS)
     assert 0.1 * len(WAYS) <= row["seconds"] <= 0.2 * len(WAYS) + 0.01
@@ -81,18 +80,11 @@ async def test_what_was_not_written_is_written_at_the_end(server):
     assert [row["requests"] for row in rows] == [1]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        *(
-            "since=2026-11-28&until=2026-11-27",
-            "since=2020-01-01",
-            "limit=0",
-            "since=x",
-        ),
-        *("after=zzz", "after=2026-11-28/a/%00", "after=x/y/z"),
-    ],
-)
+WRONG = "since=2026-11-28&until=2026-11-27 since=2020-01-01 limit=0 since=x after=zzz"
+WRONG += " after=2026-11-28/a/%00 after=x/y/z"
+
+
+@pytest.mark.parametrize("query", WRONG.split())
 async def test_days_that_cannot_be_are_a_400(server, query):
     assert (await server.client.get(f"{USAGE}?{query}")).status_code == 400
 
@@ -109,17 +101,27 @@ async def test_sockets_beside_one_another_are_counted_apart(server):
     assert rows[0]["seconds"] == rows[1]["seconds"]
 
 
-async def test_counts_stay_until_they_are_written(server, monkeypatch):
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_counts_stay_and_are_written_once(server, monkeypatch, is_committed):
     await registered(server)
     await server.speak(voice="Ann")
+    database = server.service.store.database
+    write = database.write
 
-    def fail(*_):
+    @contextmanager
+    def cut_off():
+        if is_committed:
+            with write() as db:
+                yield db
         raise StorageError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(voice_usage, "add", fail)
-        assert (await server.client.get(USAGE)).json()["data"] == []
-    assert (await server.client.get(USAGE)).json()["totals"]["requests"] == 1
+        broken.setattr(database, "write", cut_off)
+        for _ in range(2):
+            rows = (await server.client.get(USAGE)).json()["data"]
+            assert len(rows) == is_committed
+        await server.speak(voice="Ann")
+    assert (await server.client.get(USAGE)).json()["totals"]["requests"] == 2
 
 
 async def test_pages_end(server):

@@ -1,5 +1,6 @@
 """How much voices spoke, by tenant, voice and day."""
 
+import operator
 from collections.abc import Mapping
 from datetime import date
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.schema import TEXT, metadata, speaker
+from vllm_tts_cache.catalogue.schema import TEXT, done_request, metadata, speaker
 
 # Of a deleted voice its random id stays, and no name.
 voice_usage = Table(
@@ -53,16 +54,20 @@ class Counts(NamedTuple):
 
     def plus(self, other: "Counts") -> "Counts":
         """Return the sums."""
-        return Counts(
-            self.requests + other.requests,
-            self.characters + other.characters,
-            self.seconds + other.seconds,
-        )
+        return Counts._make(map(operator.add, self, other))
 
 
-def add(db: Connection, spoken: Mapping[Key, Counts]) -> None:
-    """Add to what was counted before."""
+def add(db: Connection, writer: str, batch: str, spoken: Mapping[Key, Counts]) -> None:
+    """Add to what was counted before, unless it is the last batch of this writer."""
     insert: Any = postgresql.insert if schema.is_postgres(db) else sqlite.insert
+    last = {"request_hash": batch, "done_at": schema.now(db)}
+    mark = insert(done_request).values(key_hash=writer, speaker_id="", **last)
+    is_new = done_request.c.request_hash != batch
+    mark = mark.on_conflict_do_update(
+        index_elements=["key_hash"], set_=last, where=is_new
+    )
+    if db.execute(mark.returning(done_request.c.key_hash)).first() is None:
+        return
     new = insert(voice_usage)
     sums = {name: _row[name] + new.excluded[name] for name in _COUNTED}
     new = new.on_conflict_do_update(index_elements=list(Key._fields), set_=sums)
@@ -107,8 +112,5 @@ def between(
         query = query.where(tuple_(*order) < tuple(after))
     query = query.order_by(*(column.desc() for column in order))
     rows = db.execute(query.limit(limit)).mappings()
-    return [dict(row) for row in rows], {
-        "requests": int(totals["requests"]),
-        "characters": int(totals["characters"]),
-        "seconds": float(totals["seconds"]),
-    }
+    numbers = int(totals["requests"]), int(totals["characters"])
+    return [dict(r) for r in rows], Counts(*numbers, float(totals["seconds"]))._asdict()

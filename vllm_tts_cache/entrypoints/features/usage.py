@@ -5,6 +5,8 @@ it has not written yet. Registered voices are counted, on the plugin's families.
 """
 
 import asyncio
+import secrets
+import threading
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, Literal, cast
@@ -51,6 +53,9 @@ class Tally:
     def __init__(self, database: Database):
         self._database = database
         self._counts: dict[Key, Counts] = {}
+        # What a write failed with is written as it was: its commit may have been done.
+        self._tried: tuple[str, dict[Key, Counts]] | None = None
+        self._writer, self._writing = secrets.token_hex(32), threading.Lock()
         self._threads = BoundedExecutor(
             "too many ask for usage", num_threads=1, max_waiting=64
         )
@@ -102,19 +107,18 @@ class Tally:
                 throttled.warn_of("usage", message, exc.log_text)
 
     def _write(self, spoken: dict[Key, Counts]) -> None:
-        if not spoken:
-            return
-        keys = sorted(spoken)
-        for start in range(0, len(keys), _AT_ONCE):  # others write between
-            with self._database.write() as db:
-                some = {key: spoken[key] for key in keys[start : start + _AT_ONCE]}
-                voice_usage.add(db, some)
-            for key in some:
-                del spoken[key]
-        if (today := self.today()) != self._last_day:
-            with self._database.write() as db:
-                voice_usage.delete_before(db, today - timedelta(days=KEPT_DAYS))
-            self._last_day = today
+        with self._writing:
+            while self._tried or spoken:  # others write between
+                if self._tried is None:
+                    some = {key: spoken.pop(key) for key in sorted(spoken)[:_AT_ONCE]}
+                    self._tried = secrets.token_hex(8), some
+                with self._database.write() as db:
+                    voice_usage.add(db, self._writer, *self._tried)
+                self._tried = None
+            if (today := self.today()) != self._last_day:
+                with self._database.write() as db:
+                    voice_usage.delete_before(db, today - timedelta(days=KEPT_DAYS))
+                self._last_day = today
 
 
 class Speech(CachedServingSpeech):
@@ -196,8 +200,7 @@ async def show_usage(
     handler: Handler,
     caller: AnyCaller,
     since: Annotated[
-        date | None,
-        Query(description="30 days without", examples=["2026-11-01"]),
+        date | None, Query(description="30 days without", examples=["2026-11-01"])
     ] = None,
     until: Annotated[
         date | None, Query(description="today without", examples=["2026-11-28"])
