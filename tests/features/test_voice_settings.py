@@ -6,11 +6,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
 from tests.speaking import BY_SOCKET, WAYS, by_commitment, refusal, registered, wav
 from tests.speech_server import listening
+from vllm_tts_cache.entrypoints.serving import request_speaker
 
 VOICES = "/v1/audio/voices"
 KEPT = {"temperature": 0.5, "seed": 7, "language": "German", "speed": 0.5}
@@ -87,6 +89,18 @@ async def test_a_gain_is_of_one_voice_and_ends_at_full_scale(server, asked):
     assert list(map(level, found)) == pytest.approx([1.0, LEVEL], abs=1e-3)
     for speak in BY_SOCKET:
         assert await refusal(speak, server, voice="Ann") is None
+
+
+def test_a_voice_that_is_replaced_meanwhile_leaves_nothing_of_its_settings():
+    asked = OpenAICreateSpeechRequest(input="Hi.", voice="Ann", extra_params={"a": 1})
+    plain = asked.model_copy()
+    request_speaker.SPEAKING.set(speaking := request_speaker.Speaking(asked))
+    request_speaker.act(asked, {"settings": {**KEPT, "gain_db": 3}})
+    assert asked.seed == 7 and asked.extra_params == {"a": 1, "temperature": 0.5}
+    request_speaker.act(asked, {"settings": {"gain_db": 4}})
+    assert (asked, speaking.notes["gain_db"]) == (plain, 4)
+    request_speaker.act(asked, {})
+    assert (asked, speaking.notes) == (plain, {})
 
 
 WRONG = [{"speed": 9}, {"volume": 1}, {"seed": -1}, {"gain_db": "loud"}, [], "x", 5]

@@ -120,10 +120,14 @@ def begin(request: Any) -> None:
 
 # How what is kept with a voice, of `records.EXTRAS`, acts on a request that names it.
 ACTING: dict[str, Callable[[Any, Any], None]] = {}
+UNDO = "undo"  # the note of what undoes it, where a voice was replaced meanwhile
 
 
 def act(request: Any, extras: Mapping[str, Any]) -> None:
-    """Have what is kept with its voice act on a request."""
+    """Have what is kept with its voice act on a request; undo what did before."""
+    speaking = SPEAKING.get()
+    if speaking is not None and (undo := speaking.notes.pop(UNDO, None)):
+        undo()
     for name in extras.keys() & ACTING.keys():
         ACTING[name](request, extras[name])
 
