@@ -20,12 +20,7 @@ from tests import postgres
 from tests.fault import faulty_proxy
 from vllm_tts_cache.catalogue import owners, stored_files
 from vllm_tts_cache.catalogue.database import Database as Catalogue
-from vllm_tts_cache.catalogue.schema import (
-    encode_turn,
-    lease,
-    loose_object,
-    renewals,
-)
+from vllm_tts_cache.catalogue.schema import encode_turn, lease, loose_object, renewals
 
 DATABASE = "fleet"
 NUM_TENANTS = 50

@@ -12,15 +12,7 @@ from typing import Any, TypeVar
 
 from benchmarks import lowest, machine
 from benchmarks.bench import Bench, clip
-from benchmarks.measure import (
-    OURS,
-    STOCK,
-    Point,
-    RatioAtMost,
-    Row,
-    Summary,
-    percentile,
-)
+from benchmarks.measure import OURS, STOCK, Point, RatioAtMost, Row, Summary, percentile
 from benchmarks.sides import Side
 from vllm_tts_cache.testing.server import MODEL_NAME, data_url
 

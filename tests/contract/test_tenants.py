@@ -10,14 +10,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.speaking import BY_SOCKET, wav
 from tests.speech_server import listening
-from tests.two_tenants import (
-    ADMIN_KEY,
-    AUDIO,
-    CONSENTS,
-    STRANGER,
-    VOICES,
-    two_tenants,
-)
+from tests.two_tenants import ADMIN_KEY, AUDIO, CONSENTS, STRANGER, VOICES, two_tenants
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, VOICE_PREFIX
 from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.errors import NoTenantError

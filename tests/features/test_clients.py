@@ -44,13 +44,9 @@ def named_as_openais(family, checkpoint, tmp_path_factory, make_clip):
 def test_it_speaks_by_its_own_code(named_as_openais, client, model, voice):
     script = Path(__file__).parent / "speak_by_client.py"
     url = f"{named_as_openais.url}/v1"
-    done = subprocess.run(
-        [PYTHON, script, client, url, model, voice],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [PYTHON, script, client, url, model, voice]
+    how = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **how, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     heard = json.loads(done.stdout.splitlines()[-1])
     assert heard["samples"] > heard["rate"] / 10, heard

@@ -34,8 +34,7 @@ def test_it_names_only_settings_that_there_are(path):
 
 def test_the_dockerfile_copies_what_the_wheel_is_made_of(tmp_path):
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
-    stages = [line for line in lines if line.startswith("FROM ")]
-    assert len(stages) == 2
+    assert sum(line.startswith("FROM ") for line in lines) == 2
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
     sources = [name for names in copied for name in names if name[0] not in "-/"]
     assert sources and all((ROOT / name).exists() for name in sources)

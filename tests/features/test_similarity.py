@@ -183,9 +183,7 @@ async def test_a_request_that_is_repeated_is_answered_as_before(server):
 
 
 @telling
-async def test_without_the_catalogue_nothing_is_told_and_nothing_fails(
-    server, monkeypatch
-):
+async def test_without_the_catalogue_nothing_is_told_or_fails(server, monkeypatch):
     assert codes(await server.register("Keeper", KEEPER)) == []
 
     def fail(*_):
@@ -232,9 +230,7 @@ async def test_texts_too_deep_to_read_are_a_400(server):
             assert refused.status_code == 400, refused.text
 
 
-async def test_voices_that_came_before_or_in_a_bundle_are_heard(
-    server, monkeypatch, tmp_path
-):
+async def test_voices_of_before_or_of_a_bundle_are_heard(server, monkeypatch):
     await server.register("Keeper", KEEPER)
     await server.register("Tone", wav(pitch_hz=120.0))  # nobody speaks
     assert codes(await server.register("Other", SAME)) == []  # it is off
@@ -266,12 +262,9 @@ async def test_voices_that_came_before_or_in_a_bundle_are_heard(
         comparison.shutdown()
 
 
-async def test_no_tenant_is_told_of_anothers_voices(
-    default_checkpoint, tmp_path, monkeypatch
-):
+async def test_no_tenant_is_told_of_others(default_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKER_SIMILARITY", "tell")
-    made = two_tenants(default_checkpoint, tmp_path, monkeypatch)
-    async with made as host:
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
         assert codes(await host.us.register("Keeper", KEEPER)) == []
         assert codes(await host.them.register("Other", SAME)) == []
         assert "similar_voice" not in await check(host.them.client, BAKER)

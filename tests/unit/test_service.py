@@ -19,10 +19,7 @@ from vllm_tts_cache.entrypoints.speakers import registering
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import (
-    InvalidAudioError,
-    InvalidSpeakerError,
-)
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.rpc_client import ForeignStoreError
 from vllm_tts_cache.tenants import ALONE, Caller

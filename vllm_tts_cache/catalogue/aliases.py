@@ -3,14 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Table,
-    bindparam,
-    select,
-)
+from sqlalchemy import BigInteger, Column, Connection, Table, bindparam, select
 
 from vllm_tts_cache.catalogue.names import clean_new, fold
 from vllm_tts_cache.catalogue.schema import TEXT, metadata, now, speaker

@@ -10,10 +10,6 @@ from vllm_tts_cache.entrypoints.features import (
 
 
 class ServingSpeech(
-    names.Speech,
-    voice_settings.Speech,
-    usage.Speech,
-    similarity.Speech,
-    webhook.Speech,
+    names.Speech, voice_settings.Speech, usage.Speech, similarity.Speech, webhook.Speech
 ):
     """Speech by a default voice, with settings, counted, compared and told of."""

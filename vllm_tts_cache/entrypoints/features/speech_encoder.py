@@ -48,10 +48,7 @@ FORMATS = {
         options={"page_duration": "20000", "fflags": "+bitexact"},
     ),
     "aac": AudioFormat(
-        container="adts",
-        codec="aac",
-        media_type="audio/aac",
-        bits_per_second=96_000,
+        container="adts", codec="aac", media_type="audio/aac", bits_per_second=96_000
     ),
     "flac": AudioFormat(container="flac", codec="flac", media_type="audio/flac"),
 }

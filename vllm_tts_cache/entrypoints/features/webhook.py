@@ -33,11 +33,7 @@ from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.errors import (
-    ConfigError,
-    StorageError,
-    log_text_of,
-)
+from vllm_tts_cache.errors import ConfigError, StorageError, log_text_of
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
 

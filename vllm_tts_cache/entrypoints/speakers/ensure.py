@@ -14,10 +14,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
-from vllm_tts_cache.entrypoints.speakers.pending import (
-    Pending,
-    PendingEncodings,
-)
+from vllm_tts_cache.entrypoints.speakers.pending import Pending, PendingEncodings
 from vllm_tts_cache.entrypoints.speakers.served_model import (
     CacheState,
     CannotCloneError,

@@ -7,11 +7,7 @@ from typing import Any
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import (
-    IdempotencyKey,
-    NewSpeaker,
-    SpeakerRecord,
-)
+from vllm_tts_cache.catalogue.records import IdempotencyKey, NewSpeaker, SpeakerRecord
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
     ConfigError,
