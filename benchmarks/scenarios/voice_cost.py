@@ -33,7 +33,6 @@ from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 NAME = "voice_cost"
 SECONDS, QUICK_SECONDS = (3, 10, 30), (3,)
-KB = 1000
 _FINGERPRINT = "0" * 64
 # A tiny checkpoint's speaker embedding is as short as its talker is small.
 EMBEDDING, EMBEDDING_SIZE = "speaker_embedding", 2_048  # of Qwen3-TTS 1.7B
@@ -110,5 +109,5 @@ def _audio_row(length: int) -> Row:
 
 
 def _row(what: str, num_bytes: int, note: str = "") -> Row:
-    summary = Summary.of([num_bytes / KB])
-    return Row(what, "kB", summary, no_stock="keeps no file", note=note)
+    summary = Summary.of([num_bytes])
+    return Row(what, "bytes", summary, no_stock="keeps no file", note=note)
