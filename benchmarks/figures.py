@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
-    "2026-11-28-c8bb005694-voice-cost.json",
+    "2026-11-29-24aff8f76a-voice-cost.json",
     "2026-11-28-b81c8f95bf-start-stop.json",
     "2026-11-28-c788217dc2-registration.json",
     "2026-11-28-dfa6a45ed8-warm-hit.json",
@@ -233,17 +233,15 @@ FIGURES = (
     ),
     Figure(
         "What an encoded voice takes",
-        tuple(
-            Line(f"{title}, {seconds} s clip, {where}", "voice_cost",
-                 f"{name}: encodings of a {seconds} s clip, {where}", "")
-            for name, title in (
-                ("qwen3_tts", "Qwen3-TTS"), ("fish_speech", "Fish Speech"),
-                ("voxcpm2", "VoxCPM2"), ("omnivoice", "OmniVoice"),
-                ("cosyvoice3", "CosyVoice3"), ("higgs_audio_v3", "Higgs Audio v3"),
-            )
-            for seconds, where in ((10, "in memory"), (30, "on disk"))
-        )
-        + (
+        (
+            *(Line(f"{title}, {seconds} s clip, {where}", "voice_cost",
+                   f"{name}: encodings of a {seconds} s clip, {where}", "")
+              for name, title in (
+                  ("qwen3_tts", "Qwen3-TTS"), ("fish_speech", "Fish Speech"),
+                  ("voxcpm2", "VoxCPM2"), ("omnivoice", "OmniVoice"),
+                  ("cosyvoice3", "CosyVoice3"), ("higgs_audio_v3", "Higgs Audio v3"),
+              )
+              for seconds, where in ((10, "in memory"), (30, "on disk"))),
             Line("Qwen3-TTS, any clip, the decoder's state on the card", "voice_cost",
                  "qwen3_tts: the decoder's state of a clip of any length, on the card",
                  ""),
