@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = (
     "2026-11-29-24aff8f76a-voice-cost.json",
-    "2026-11-28-b81c8f95bf-start-stop.json",
+    "2026-11-29-090dd3ab11-start-stop.json",
     "2026-11-28-c788217dc2-registration.json",
     "2026-11-28-dfa6a45ed8-warm-hit.json",
     "2026-11-25-a01948324a-newcomer.json",
@@ -51,11 +51,7 @@ WHY = {
     ("cold_bystander", "", "the cold request, beside"): "the streams leave too little",
     ("inline_flood", "", "p99 gap"): "the client itself runs on the two cores",
     ("many_voices", "", "RSS"): "measured between two servers of one sample each",
-    (
-        "start_stop",
-        "",
-        "a start",
-    ): "imports in three processes, and the encoders beside those that stock loads",
+    ("start_stop", "", "a start"): "imports in three processes, and the encoders",
     ("bulk_registration", "", "1,000"): "the slower of two machines; 23 s on the other",
     ("bulk_registration", "", "p99 gap"): "an upload takes 15 ms of CPU beside "
     "streams that leave little",
