@@ -192,8 +192,9 @@ class Side:
             "base_config": str(self.model.family.deploy_file),
             "connectors": {_CONNECTOR: shorter},
         }
-        if self.is_stock and self.model.stock.stage_0:
-            overlay["stages"] = [{"stage_id": 0, **self.model.stock.stage_0}]
+        changed = {0: self.model.stock.stage_0 if self.is_stock else {}}
+        changed[1] = self.model.stage_1
+        overlay["stages"] = [{"stage_id": n, **c} for n, c in changed.items() if c]
         path = directory / "deploy.yaml"
         path.write_text(json.dumps(overlay))  # JSON is YAML
         return path

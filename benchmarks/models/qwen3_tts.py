@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.models import TRANSCRIPT, Model, StockSide
 from benchmarks.server_plugins import DECODES_FILE, is_api_process
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY
@@ -145,6 +146,7 @@ QWEN3_TTS_DECODER = dataclasses.replace(
     name="qwen3-tts-decoder",
     options={"encoders": "real", "real_decoder": True},
     scenarios=frozenset({"ttfa", "saturation", "field"}),
+    stage_1={} if machine.computes_bfloat16() else {"dtype": "float32"},
 )
 
 # Stock as it ships, for processors that compute in bfloat16; others take minutes.
