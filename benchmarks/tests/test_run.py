@@ -213,6 +213,7 @@ def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
     ]
     stock, ours = (json.loads((f / "deploy.yaml").read_text()) for f in folders)
     assert stock.pop("stages") == [{"stage_id": 0, "enable_prefix_caching": False}]
+    assert ours.pop("stages") == []
     assert stock == ours
     announced = [
         next(f.glob("plugin/*.dist-info/entry_points.txt")).read_text() for f in folders
