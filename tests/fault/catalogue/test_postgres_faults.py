@@ -29,6 +29,7 @@ from vllm_tts_cache.store.opening import open_existing
 
 pytestmark = pytest.mark.postgresql
 SOON_SECONDS = 3.0
+IDLE_SECONDS = 3  # on a busy machine a process may do nothing for one
 
 
 @pytest.fixture
@@ -234,10 +235,7 @@ def test_too_many_who_read_are_no_outage(brief_statements, empty):
 
 @contextmanager
 def frozen_child(directory, act):
-    """A process that calls ``act`` with a store and what freezes it.
-
-    It goes on behind the block, and is cut off by then.
-    """
+    """A process that ``act`` freezes; it goes on behind the block, cut off by then."""
     reader, writer = os.pipe()
 
     def freeze():
@@ -250,6 +248,7 @@ def frozen_child(directory, act):
         except StorageUnavailableError:
             os._exit(7)
         os._exit(0)
+    os.close(writer)  # or the end of a child that never got there would not be seen
     assert os.read(reader, 1) == b"."
     yield
     os.kill(child, signal.SIGCONT)
@@ -259,7 +258,7 @@ def frozen_child(directory, act):
 def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
     store, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(backend, "IDLE_SECONDS", IDLE_SECONDS)
     ann = store.find("Ann").record
 
     def rename(mine, freeze):
@@ -376,7 +375,7 @@ def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
     store, tmp_path, monkeypatch
 ):
     """The same clip is registered while the process that removes it is frozen."""
-    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(backend, "IDLE_SECONDS", IDLE_SECONDS)
     remove = stored_files.remove
 
     def delete(mine, freeze):
