@@ -231,7 +231,7 @@ def _rows(
         for figure, (_, unit) in FIGURES.items():
             stock = found.get((STOCK, way, figure))
             yield Row(
-                f"{figure}, {clients} clients, {way}",
+                f"{figure}, {clients} at once, {way}",
                 unit,
                 Summary.of(found[OURS, way, figure]),
                 None if stock is None else Summary.of(stock),
@@ -243,7 +243,7 @@ def _rows(
     if whole and plain:
         ratios = [a / b for a, b in zip(whole, plain, strict=True)]
         yield Row(
-            f"requests a second in context, of those as x-vector, {clients} clients",
+            f"requests a second in context, of those as x-vector, {clients} at once",
             "x",
             Summary.of(ratios),
             target=AtLeast(0.95),
