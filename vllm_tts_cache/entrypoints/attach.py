@@ -117,7 +117,7 @@ def attach() -> None:
                 api_server._remove_route_from_router(
                     api_server.router, route.path, set(route.methods)
                 )
-        api_server.router.routes += router.routes  # including builds each once more
+        api_server.router.routes.extend(router.routes)  # including builds each anew
 
 
 def routers() -> tuple[APIRouter, ...]:
