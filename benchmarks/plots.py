@@ -42,7 +42,7 @@ def draw(result: Path, directory: Path) -> list[Path]:
         figure = _new_figure()
         _PICTURES[name](figure, rows)
         drawn.append(directory / f"{name}.png")
-        _save(figure, drawn[-1])
+        save(figure, drawn[-1])
     return drawn
 
 
@@ -232,7 +232,7 @@ def _new_figure() -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """Without time or version, so that a picture changes when figures do."""
     from PIL import Image
 

@@ -27,6 +27,7 @@ from rich.progress import track
 mpl.use("Agg")
 from matplotlib import pyplot
 
+from benchmarks import plots
 from benchmarks.bench import clip
 from tests.prometheus import Prometheus
 from vllm_tts_cache.testing.server import HOST, SpeechClient, data_url
@@ -56,7 +57,9 @@ def _load(client: SpeechClient, ends: threading.Event) -> None:
         for spoken in (number, number // 2, number // 2):
             client.speak(TEXT, voice=f"voice-{spoken}")
         if number % 3 == 0:
-            client.speak(TEXT, ref_audio=data_url(clip(2.0, -number)), ref_text=TEXT)
+            client.speak(
+                TEXT, ref_audio=data_url(clip(2.0, 9_999 + number)), ref_text=TEXT
+            )
         if number % 5 == 0:
             client.speak(TEXT, voice="nobody")
             client.speak(TEXT, ref_audio=f"http://{HOST}:1/clip.wav")
@@ -82,6 +85,7 @@ def _series(
             name = target["legendFormat"]
             for label, value in found["metric"].items():
                 name = name.replace("{{" + label + "}}", value)
+            name = "none" if "{{" in name else name  # `or vector(0)` has no labels
             at, values = zip(*found["values"], strict=True)
             yield name, [each - start for each in at], list(map(float, values))
 
@@ -90,7 +94,8 @@ def _draw(url: str, start: float, end: float, out: Path) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     height = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in panels)
     pyplot.rcParams.update({"font.size": 8, "axes.titlesize": 9, "lines.linewidth": 1})
-    figure = pyplot.figure(figsize=(WIDTH_INCHES, height * ROW_INCHES))
+    size = WIDTH_INCHES, height * ROW_INCHES
+    figure = pyplot.figure(figsize=size, dpi=DPI)
     for panel in track(panels, "drawing"):
         place, title = panel["gridPos"], panel["title"]
         left, top = place["x"] / COLUMNS, 1 - place["y"] / height
@@ -115,7 +120,7 @@ def _draw(url: str, start: float, end: float, out: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         if lines:
             axes.legend(fontsize=6, frameon=False, loc="upper left", ncols=2)
-    figure.savefig(out, dpi=DPI)
+    plots.save(figure, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
