@@ -96,8 +96,8 @@ class Target:
             client.register(VOICE, clip(CLIP_SECONDS, 0), **fields).raise_for_status()
             client.precompute(VOICE)  # stock has no such route
             new = data_url(clip(CLIP_SECONDS, 1))
+            asked = {"model": self.model, "max_new_tokens": self.max_new_tokens}
             for way in ({"ref_audio": new, "ref_text": REF_TEXT}, WAYS[IN_CONTEXT][1]):
-                asked = {"model": self.model, "max_new_tokens": self.max_new_tokens}
                 client.speak(_TEXT.format(0), **asked, **way)
         finally:
             client.close()

@@ -192,8 +192,8 @@ class Side:
             "base_config": str(self.model.family.deploy_file),
             "connectors": {_CONNECTOR: shorter},
         }
-        changed = {0: self.model.stock.stage_0 if self.is_stock else {}}
-        changed[1] = self.model.stage_1
+        stage_0 = self.model.stock.stage_0 if self.is_stock else {}
+        changed = {0: stage_0, 1: self.model.stage_1}
         overlay["stages"] = [{"stage_id": n, **c} for n, c in changed.items() if c]
         path = directory / "deploy.yaml"
         path.write_text(json.dumps(overlay))  # JSON is YAML

@@ -1,3 +1,3 @@
 """Where the catalogues of features' tests are, for those that say so."""
 
-from tests.catalogues import engine, open_here, pytest_generate_tests  # noqa: F401  fixtures and a hook of all that follow
+from tests.catalogues import engine, open_here, pytest_generate_tests  # noqa: F401

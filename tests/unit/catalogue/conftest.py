@@ -1,6 +1,6 @@
 import pytest
 
-from tests.catalogues import engine, open_here, pytest_generate_tests  # noqa: F401  fixtures and a hook of all that follow
+from tests.catalogues import engine, open_here, pytest_generate_tests  # noqa: F401
 
 
 @pytest.fixture
