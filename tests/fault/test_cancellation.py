@@ -355,7 +355,7 @@ async def test_deleting_a_voice(deleting, moment):
 
     await prepared()
     make = lambda: deleting.service.deletions.delete("Ann", ALONE.name)  # noqa: E731
-    async for _ in at_each_suspension(make, moment, at_least=4):
+    async for _ in at_each_suspension(make, moment, at_least=3):
         await soon(lambda: deleting.service.deletions._clients._num_pending == 0)
         with contextlib.suppress(SpeakerNotFoundError):
             await make()
