@@ -1,18 +1,19 @@
 """How a voice speaks where a request does not say."""
 
 import base64
+from functools import partial
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
+from tests import speaking
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
+from tests.in_process_workers import clip, decoded, new_speaker
 from tests.speaking import BY_SOCKET, WAYS, by_commitment, refusal, registered, wav
 from tests.speech_server import listening
-from vllm_tts_cache.entrypoints.serving import request_speaker
 
 VOICES = "/v1/audio/voices"
 KEPT = {"temperature": 0.5, "seed": 7, "language": "German", "speed": 0.5}
@@ -91,16 +92,23 @@ async def test_a_gain_is_of_one_voice_and_ends_at_full_scale(server, asked):
         assert await refusal(speak, server, voice="Ann") is None
 
 
-def test_a_voice_that_is_replaced_meanwhile_leaves_nothing_of_its_settings():
-    asked = OpenAICreateSpeechRequest(input="Hi.", voice="Ann", extra_params={"a": 1})
-    plain = asked.model_copy()
-    request_speaker.SPEAKING.set(speaking := request_speaker.Speaking(asked))
-    request_speaker.act(asked, {"settings": {**KEPT, "gain_db": 3}})
-    assert asked.seed == 7 and asked.extra_params == {"a": 1, "temperature": 0.5}
-    request_speaker.act(asked, {"settings": {"gain_db": 4}})
-    assert (asked, speaking.notes["gain_db"]) == (plain, 4)
-    request_speaker.act(asked, {})
-    assert (asked, speaking.notes) == (plain, {})
+@pytest.mark.parametrize("then", [None, {"seed": 8}])
+async def test_a_voice_that_is_replaced_meanwhile_leaves_nothing_of_its_settings(
+    server, asked, then
+):
+    def replace(sha):
+        speaking.lose_files(server, sha)
+        named = new_speaker("Ann", clip(), extras={"settings": then})
+        server.service.store.registrations.register(named, decoded(clip()))
+
+    async for speak, sha in speaking.each_way(server):
+        await change(server, settings=None)
+        await server.speak(voice="Ann")
+        default = asked[-1].temperature, (then or {}).get("seed")
+        await change(server, settings=KEPT)
+        server.engine.before_prefill = [partial(replace, sha)]
+        await speak(server, voice="Ann", x_vector_only_mode=True)
+        assert [(p.temperature, p.seed) for p in asked[-2:]] == [(0.5, 7), default]
 
 
 WRONG = [{"speed": 9}, {"volume": 1}, {"seed": -1}, {"gain_db": "loud"}, [], "x", 5]

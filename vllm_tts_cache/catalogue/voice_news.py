@@ -105,8 +105,8 @@ def has_new(db: Connection, after: int) -> bool:
     return db.execute(query.limit(1)).first() is not None
 
 
-def adopt(db: Connection, after: int) -> int:
-    """Insert rows for new voices, and those that were replaced; return the last one.
+def adopt(db: Connection, after: int) -> None:
+    """Insert rows for new voices, and those that were replaced.
 
     ``after`` is the generation behind which to begin.
     """
@@ -114,7 +114,7 @@ def adopt(db: Connection, after: int) -> int:
     query = query.where(speaker.c.generation > after).order_by(speaker.c.generation)
     found = db.execute(query.limit(_CHANGED_AT_ONCE)).all()
     if not found:
-        return after
+        return
     begins: dict[str, Any] = {"state": "registered", **_KNOWN}
     rows = [
         {"speaker_id": id_, "tenant": tenant, "generation": n, "number": n, **begins}
@@ -130,7 +130,6 @@ def adopt(db: Connection, after: int) -> int:
         where=_row.number != given.generation,
     )
     db.execute(anew)
-    return found[-1][2]
 
 
 def unsettled(

@@ -1,6 +1,5 @@
 """A voice's settings act where a request that names it leaves them open."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,6 @@ def act(request: Any, kept: dict[str, Any]) -> None:
     Of batches and WebSockets the host makes requests of its own class that say a speed
     of 1 where nobody did.
     """
-    speaking = request_speaker.SPEAKING.get()
-    if speaking is not None:
-        asked = request.model_copy()
-        speaking.notes[request_speaker.UNDO] = partial(_undo, request, asked, speaking)
     for name in _FIELDS:
         if name in kept and getattr(request, name) in (None, ""):
             setattr(request, name, kept[name])
@@ -36,14 +31,6 @@ def act(request: Any, kept: dict[str, Any]) -> None:
         options.pop("clone_mode", None)
     if options:
         request.extra_params = {**options, **(request.extra_params or {})}
-    if "gain_db" in kept and speaking is not None:
-        speaking.notes["gain_db"] = kept["gain_db"]
-
-
-def _undo(request: Any, asked: Any, speaking: request_speaker.Speaking) -> None:
-    vars(request).update(vars(asked))
-    request.model_fields_set.intersection_update(asked.model_fields_set)
-    speaking.notes.pop("gain_db", None)
 
 
 request_speaker.ACTING["settings"] = act
@@ -55,7 +42,9 @@ class Speech(CachedServingSpeech):
     def create_audio(self, audio_obj: Any) -> Any:
         """Make a file, as loud as the voice is to be."""
         speaking = request_speaker.SPEAKING.get()
-        if speaking is not None and (gain_db := speaking.notes.get("gain_db")):
+        record = None if speaking is None else speaking.record
+        kept = {} if record is None else record.extras.get("settings") or {}
+        if gain_db := kept.get("gain_db"):
             louder = np.asarray(audio_obj.audio_tensor) * 10 ** (gain_db / 20)
             audio_obj.audio_tensor = np.clip(louder, -1.0, 1.0).astype(np.float32)
         return super().create_audio(audio_obj)

@@ -186,8 +186,7 @@ class CachedAdapter:
             raise errors.SpeakerNotFoundError(request.voice)
         if (speaking := request_speaker.SPEAKING.get()) is not None:
             speaking.record = found.record
-            speaking.notes.clear()
-        if found.record.extras_json is not None:
+        if found.record.extras_json is not None or (speaking and speaking.unchanged):
             request_speaker.act(request, found.record.extras)
         return found
 
@@ -199,9 +198,8 @@ class CachedAdapter:
             if found is not None and found.record.audio_sha256 is None:
                 request_speaker.report("none")
                 mode = request_speaker.embedding_mode(self.tts_cache_family, "voice")
-                task_type = mode.stand_in.get("task_type", request.task_type)
-                request.task_type = task_type
                 embedding = await self._service.lookups.embedding(found.record)
+                request.task_type = mode.stand_in.get("task_type", request.task_type)
                 named = request_speaker.as_clone(request, mode, stored_ref_text=None)
                 named.speaker_embedding = list(embedding)
                 self.tts_cache_check(named)
@@ -241,9 +239,8 @@ class CachedAdapter:
             need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
             tenant = self._tenant.name if found is None else found.record.tenant
             stored = None if found is None else found.fingerprints
-            ensure = self._service.encodings.ensure
-            existed = await ensure(need, tenant=tenant, stored=stored)
             encodings = self._service.encodings
+            existed = await encodings.ensure(need, tenant=tenant, stored=stored)
             ref = clip.ref.signed(encodings.secret, encodings.encoders_id)
             clip = replace(clip, ref=ref)
         counted.outcome = "hit" if existed else "miss"

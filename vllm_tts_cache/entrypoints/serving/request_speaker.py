@@ -94,11 +94,13 @@ class Speaking:
     Attributes:
         request: What was asked.
         record: The registered voice that speaks, once it is found.
+        unchanged: A copy of the request before what is kept with its voice acted on it.
         notes: What else is to be known where a file is made of samples.
     """
 
     request: Any = None
     record: SpeakerRecord | None = None
+    unchanged: Any = None
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -114,20 +116,22 @@ def begin(request: Any) -> None:
     if speaking is None or not request.is_streaming():
         SPEAKING.set(Speaking(request))
     else:
-        speaking.request, speaking.record = request, None
+        speaking.request, speaking.record, speaking.unchanged = request, None, None
         speaking.notes.clear()
 
 
 # How what is kept with a voice, of `records.EXTRAS`, acts on a request that names it.
 ACTING: dict[str, Callable[[Any, Any], None]] = {}
-UNDO = "undo"  # the note of what undoes it, where a voice was replaced meanwhile
 
 
 def act(request: Any, extras: Mapping[str, Any]) -> None:
-    """Have what is kept with its voice act on a request; undo what did before."""
-    speaking = SPEAKING.get()
-    if speaking is not None and (undo := speaking.notes.pop(UNDO, None)):
-        undo()
+    """Have what is kept with its voice act on a request, as it was asked."""
+    speaking = SPEAKING.get() or Speaking()
+    if (asked := speaking.unchanged) is None:
+        speaking.unchanged = request.model_copy()
+    else:  # it is prepared again: its voice was replaced meanwhile
+        vars(request).update(vars(asked))
+        request.model_fields_set.intersection_update(asked.model_fields_set)
     for name in extras.keys() & ACTING.keys():
         ACTING[name](request, extras[name])
 
@@ -238,10 +242,9 @@ def report(outcome: CacheOutcome) -> None:
 
 def report_error(error: TTSCacheError) -> bool:
     """Store why the current HTTP request failed; return False if there is none."""
-    if (outcomes := _outcomes.get()) is None:
-        return False
-    outcomes.error = error
-    return True
+    if (outcomes := _outcomes.get()) is not None:
+        outcomes.error = error
+    return outcomes is not None
 
 
 class _Numbers(msgspec.Struct, omit_defaults=True):
