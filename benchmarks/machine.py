@@ -66,18 +66,20 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> tuple[str, bool]:
-    """Short git revision, and whether files that are measured differ from it.
+    """The last commit that changed the package, and whether files differ from HEAD.
 
+    So runs on several days are of one revision while only other files change.
     ``unknown`` and True outside a checkout.
     """
     try:
-        head = _git("rev-parse", "--short=10", "HEAD")
+        package = "vllm_tts_cache", ":!vllm_tts_cache/__init__.py"  # the version
+        last = _git("log", "-1", "--abbrev=10", "--format=%h", "--", *package)
         changed = _git(
             "status", "--porcelain", "--", "vllm_tts_cache", "benchmarks/*.py"
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
-    return head, bool(changed)
+    return last, bool(changed)
 
 
 def _git(*arguments: str) -> str:

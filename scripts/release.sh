@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel and the sdist of a release, and tags it; uploads nothing.
-# It refuses a dirty tree, a CHANGELOG without the version, and a failing suite.
+# It refuses a dirty tree, a CHANGELOG without the version, figures of another revision,
+# and a failing suite.
 # usage: scripts/release.sh [--check]   (--check: refuse only what is refused at once)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +15,10 @@ version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' vllm_tts_cache/__init__.py)
   refuse "the tree has changes; commit them, or put them away."
 grep -Eq "^## \[${version//./\\.}\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md ||
   refuse "CHANGELOG.md has no line '## [$version] - YYYY-MM-DD'; write what changed."
+package=$(git log -1 --abbrev=7 --format=%h -- vllm_tts_cache ':!vllm_tts_cache/__init__.py')
+[ "$(grep -oE 'revision [0-9a-f]{7}' docs/performance.md | sort -u)" = "revision $package" ] ||
+  refuse "docs/performance.md has figures of another revision than $package; run
+python -m benchmarks, name its result in benchmarks/figures.py and run python -m benchmarks.figures."
 ! git rev-parse -q --verify "refs/tags/v$version" > /dev/null ||
   refuse "v$version is tagged already; write the next version."
 [ "${1:-}" != --check ] || exit 0

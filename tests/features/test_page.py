@@ -37,13 +37,12 @@ def test_names_and_settings_are_edited(visit, library, client):  # noqa: F811
 @telling
 async def test_a_clip_that_sounds_like_a_voice_is_told_of(server, tmp_path):
     await server.register("Keeper", KEEPER)
-    (tmp_path / "clip.wav").write_bytes(SAME)
+    (clip := tmp_path / "clip.wav").write_bytes(SAME)
 
     def add(url):
         with Browser(url) as browser:
             browser.open("add")
-            chosen = "[data-clip=clip] input[type=file]"
-            browser.choose_file(chosen, tmp_path / "clip.wav")
+            browser.choose_file("[data-clip=clip] input[type=file]", clip)
             browser.see(".clip .verdict", "sounds almost the same")
             browser.fill("[name=name]", "Other")
             browser.fill("#consent-text", "signed")

@@ -10,25 +10,27 @@ from vllm_tts_cache import __version__
 from vllm_tts_cache.entrypoints.cli import main
 
 ROOT = Path(__file__).parents[2]
+MEASURED, FIGURES = "vllm_tts_cache/plugin.py", "docs/performance.md"
 
 
 @pytest.fixture
 def checkout(tmp_path):
     """A repository of the files that the script looks at, ready for a release."""
-    for name in ("scripts/release.sh", "vllm_tts_cache/__init__.py"):
+    for name in ("scripts/release.sh", "vllm_tts_cache/__init__.py", MEASURED, FIGURES):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    log = tmp_path / "CHANGELOG.md"
-    log.write_text(f"# Changelog\n\n## [{__version__}] - 2026-12-01\n")
+    (tmp_path / "CHANGELOG.md").write_text(f"## [{__version__}] - 2026-12-01\n")
     git(tmp_path, "init", "-q")
+    commit(tmp_path)
+    measured = git(tmp_path, "rev-parse", "--short=7", "HEAD")
+    (tmp_path / FIGURES).write_text(f"revision {measured}")
     commit(tmp_path)
     return tmp_path
 
 
 def git(checkout, *arguments):
     who = "-c", "user.name=Ann", "-c", "user.email=ann@example.com"
-    command = ["git", *who, *arguments]
-    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+    return subprocess.check_output(["git", *who, *arguments], cwd=checkout, text=True)
 
 
 def commit(checkout):
@@ -60,6 +62,9 @@ def test_what_is_not_ready_is_refused_with_the_reason(checkout):
     git(checkout, "tag", f"v{__version__}")
     assert "is tagged already" in check(checkout)[1]
     git(checkout, "tag", "-d", f"v{__version__}")
+    (checkout / MEASURED).write_text("")
+    commit(checkout)
+    assert "figures of another revision" in check(checkout)[1]
     log = checkout / "CHANGELOG.md"
     log.write_text(f"## [{__version__}] - not released yet\n")
     commit(checkout)

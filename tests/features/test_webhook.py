@@ -205,10 +205,8 @@ def test_news_are_rows_that_one_server_tells(open_here):
     write(voice_news.settle, new.generation, "ready", None)
     write(voice_news.settle, other.generation, "failed", "it hums")
     found = write(voice_news.claim, 9, 60.0)
-    assert {(n.state, n.name, n.reason) for n in found} == {
-        ("ready", "New", None),
-        ("failed", "Other", "it hums"),
-    }
+    expected = {("ready", "New", None), ("failed", "Other", "it hums")}
+    assert {(n.state, n.name, n.reason) for n in found} == expected
     assert write(voice_news.claim, 9, 60.0) == []  # it is another server's turn
     (ready,) = [n for n in found if n.state == "ready"]
     write(voice_news.failed, ready, -1.0)
@@ -230,8 +228,7 @@ def test_news_are_rows_that_one_server_tells(open_here):
     assert {(n.speaker_id, n.state, n.name) for n in ended} == {
         (r.speaker_id, "deleted", None) for r in (old, new, other)
     }
-    identity = Identity(new.speaker_id, new.created_at)
-    whose = {"identity": identity, "tenant": "zenith"}
+    whose = {"identity": Identity(new.speaker_id, new.created_at), "tenant": "zenith"}
     record = store_samples.register(store, "Back", 5, **whose).record
     assert record.speaker_id == new.speaker_id
     write(voice_news.adopt, write(voice_news.last_generation))
