@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks import report
 from benchmarks.bench import clip
-from benchmarks.measure import OURS, STOCK, AtLeast, Row, Summary
+from benchmarks.measure import OURS, STOCK, AtLeast, Point, Row, Summary
 from vllm_tts_cache.testing.server import SpeechClient, data_url
 
 NUM_CLIENTS = (1, 4, 16, 64)
@@ -47,6 +47,8 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 
+# Those in the picture of a run.
+_DRAWN = {"requests a second": "per_second", "first audio, p99": "first_ms"}
 # Figure -> (the harness's key, unit).
 FIGURES = {
     "first audio, p50": ("median_audio_ttfp_ms", "ms"),
@@ -229,13 +231,14 @@ def _rows(
 ) -> Iterator[Row]:
     for way in ways:
         for figure, (_, unit) in FIGURES.items():
-            stock = found.get((STOCK, way, figure))
+            stock, drawn = found.get((STOCK, way, figure)), _DRAWN.get(figure)
             yield Row(
                 f"{figure}, {clients} at once, {way}",
                 unit,
                 Summary.of(found[OURS, way, figure]),
                 None if stock is None else Summary.of(stock),
                 no_stock="not asked" if stock is None else "",
+                point=Point("clients", f"{way} {drawn}", clients) if drawn else None,
             )
     whole, plain = (
         found.get((OURS, way, "requests a second")) for way in (IN_CONTEXT, X_VECTOR)

@@ -1,10 +1,10 @@
 """Pictures of a run, each for one question: ``docs/plots/<name>.png``.
 
+* ``clients``: how many requests a second are answered, and how late the first audio
+  comes, over the number of clients.
 * ``cost``: what a warm request costs the API process, over the length of its reference.
 * ``gaps``: how long a listener waits between chunks, quiet and while others' cold
   references arrive.
-* ``saturation``: how many requests a second are answered, and how late the first audio
-  comes, over the number of clients.
 * ``scale``: what a start and a look-up take, over the number of voices.
 
 Drawn from the JSON of a run; the same file gives the same picture, byte for byte on one
@@ -102,7 +102,7 @@ def _draw_gaps(figure: Any, rows: Rows) -> None:
     _finish(axis, "% of gaps that are longer")
 
 
-def _draw_saturation(figure: Any, rows: Rows) -> None:
+def _draw_clients(figure: Any, rows: Rows) -> None:
     figure.suptitle("What many clients at once get", **_TITLE)
     panels = (
         ("per_second", 1, "requests a second"),
@@ -113,15 +113,15 @@ def _draw_saturation(figure: Any, rows: Rows) -> None:
     for axis, (field, unit, title) in zip(axes, panels, strict=True):
         lines = _lines(row for row in rows if _line(row).endswith(field))
         for (side, line), (at, medians) in lines.items():
-            number = line.removesuffix(f" {field}")
-            style = styles.setdefault(number, _STYLES[len(styles) % len(_STYLES)])
+            way = line.removesuffix(f" {field}")
+            style = styles.setdefault(way, _STYLES[len(styles) % len(_STYLES)])
             axis.plot(
                 at,
                 [median / unit for median in medians],
                 style,
                 color=_STOCK if side == "stock" else _OURS,
                 ms=4,
-                label=f"{side}, {number}",
+                label=f"{side}, {way}",
             )
         axis.set_xscale("log")
         if field == "per_second":
@@ -154,9 +154,9 @@ def _draw_scale(figure: Any, rows: Rows) -> None:
 
 _TITLE = {"fontsize": 11, "fontweight": "bold", "x": 0.01, "ha": "left"}
 _PICTURES: dict[str, Callable[[Any, Rows], None]] = {
+    "clients": _draw_clients,
     "cost": _draw_cost,
     "gaps": _draw_gaps,
-    "saturation": _draw_saturation,
     "scale": _draw_scale,
 }
 

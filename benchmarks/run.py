@@ -32,7 +32,6 @@ from benchmarks.scenarios import (
     inline_flood,
     kv_prefix,
     many_voices,
-    saturation,
     start_stop,
     ttfa,
     voice_cost,
@@ -112,19 +111,12 @@ SCENARIOS = (
     # One run of the command, whatever the number of rounds.
     Scenario(
         bulk_command.run,
-        full=(2150, 0),
+        full=(900, 0),
         quick=(60, 0),
         is_in_quick=False,
     ),
-    # Once, whatever the number of rounds, with a decoder of the released size; one
-    # number of voices alone (`--size saturation=10`) takes a third of it.
-    Scenario(
-        saturation.run,
-        full=(2400, 0),
-        quick=(240, 0),
-        is_in_quick=False,
-    ),
-    # As many requests as clients, by the host's harness, with the same decoder.
+    # As many requests as clients, by the host's harness, with a decoder of the
+    # released size.
     Scenario(field.run, full=(60, 1400), quick=(60, 400), is_in_quick=False),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.

@@ -145,7 +145,7 @@ QWEN3_TTS_DECODER = dataclasses.replace(
     QWEN3_TTS,
     name="qwen3-tts-decoder",
     options={"encoders": "real", "real_decoder": True},
-    scenarios=frozenset({"ttfa", "saturation", "field"}),
+    scenarios=frozenset({"ttfa", "field"}),
     stage_1={} if machine.computes_bfloat16() else {"dtype": "float32"},
 )
 

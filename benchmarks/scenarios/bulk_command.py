@@ -1,4 +1,4 @@
-"""Five thousand voices of a manifest, by the command line, while streams run."""
+"""Two thousand voices of a manifest, by the command line, while streams run."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from benchmarks.sides import Side
 from benchmarks.streams import Bystanders
 
 NAME = "bulk_command"
-NUM_VOICES, QUICK_NUM_VOICES = 5_000, 60
+NUM_VOICES, QUICK_NUM_VOICES = 2_000, 60
 CLIP_SECONDS = 1.1
 # The command is cut short when so much of the manifest is there, and run again.
 CUT_SHARE = 0.4

@@ -93,7 +93,7 @@ def test_a_row_is_written_with_its_place_in_a_picture(tmp_path):
     assert other["point"] is None
 
 
-PICTURES = ["cost", "gaps", "saturation", "scale"]
+PICTURES = ["clients", "cost", "gaps", "scale"]
 
 
 def whole(scale=1.0):
@@ -114,7 +114,7 @@ def whole(scale=1.0):
         rows.append(row([0.1], point=Point("scale", "look-up p99, ours", at)))
     rows.append(row([3.0], [150.0], point=Point("scale", "start, stock", 1_000)))
     rows += [
-        row([0.5 * at], [0.1 * at], point=Point("saturation", f"10 voices {field}", at))
+        row([0.5 * at], [0.1 * at], point=Point("clients", f"voice {field}", at))
         for field in ("per_second", "first_ms")
         for at in (1, 4, 16)
     ]
