@@ -6,6 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
+from tests import store_samples
 from tests.cli_runs import run
 from tests.contract.test_cli_voices import Served, clip_bytes, serving
 from tests.speaking import WAYS, by_websocket, data_url, refusal, registered, wav
@@ -22,11 +23,12 @@ DAY = date(2026, 11, 28)
 @pytest.mark.every_backend
 def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
     store = open_here()
+    ann = store_samples.register(store, "Ann", 0, tenant="acme").record.speaker_id
     keys = [
-        Key((DAY - timedelta(days=n)).isoformat(), tenant, f"voice_{voice}")
+        Key((DAY - timedelta(days=n)).isoformat(), tenant, voice)
         for n in range(3)
         for tenant in ("acme", "zenith")
-        for voice in range(2)
+        for voice in (ann, "x")
     ]
     with store.database.write() as db:
         for batch in "aabb":  # inserted, then added to; a batch is added once
@@ -40,7 +42,8 @@ def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
     rows, totals = shown("acme", 1)
     assert totals == {"requests": 8, "characters": 80, "seconds": 4.0}
     assert [row["day"] for row in rows] == ["2026-11-28"] * 2 + ["2026-11-27"] * 2
-    assert {row["tenant"] for row in rows} == {"acme"}
+    assert {row["name"] for row in rows} == {"Ann", None}
+    assert {row["name"] for row in shown("zenith", 1)[0]} == {None}
     found, after = [], None
     while page := shown(None, 2, 5, after)[0]:
         found += page

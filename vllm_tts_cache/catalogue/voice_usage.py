@@ -103,10 +103,10 @@ def between(
     sums = [func.coalesce(func.sum(_row[name]), 0).label(name) for name in _COUNTED]
     totals = db.execute(select(*sums).where(*asked)).mappings().one()
     order = _row.day, _row.tenant, _row.speaker_id
+    its = speaker.c  # a bundle may have taken it to another tenant
+    is_it = (its.speaker_id == _row.speaker_id) & (its.tenant == _row.tenant)
     query = (
-        select(voice_usage, speaker.c.name)
-        .join(speaker, speaker.c.speaker_id == _row.speaker_id, isouter=True)
-        .where(*asked)
+        select(voice_usage, its.name).join(speaker, is_it, isouter=True).where(*asked)
     )
     if after is not None:
         query = query.where(tuple_(*order) < tuple(after))

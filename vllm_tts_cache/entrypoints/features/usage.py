@@ -59,7 +59,8 @@ class Tally:
         self._threads = BoundedExecutor(
             "too many ask for usage", num_threads=1, max_waiting=64
         )
-        self._task: asyncio.Task[None] | None = None
+        # Here, where no request's context is that it would keep.
+        self._task = asyncio.create_task(self._write_regularly())
         self._last_day: date | None = None
 
     def add(self, record: SpeakerRecord, counts: Counts) -> None:
@@ -69,8 +70,6 @@ class Tally:
             throttled.warn_of("usage", "Too many voices speak to be counted.")
             return
         self._counts[key] = self._counts.get(key, Counts()).plus(counts)
-        if self._task is None:
-            self._task = asyncio.create_task(self._write_regularly())
 
     def today(self) -> date:
         """Return the day in UTC, by the catalogue's clock: those of machines differ."""
@@ -88,8 +87,7 @@ class Tally:
 
     def shutdown(self) -> None:
         """Write the rest, if the catalogue answers."""
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
         self._threads.shutdown()
         taken, self._counts = self._counts, {}
         try:
