@@ -98,12 +98,14 @@ def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
 def find_with_artifacts(
     db: Database, tenant: str, name: str
 ) -> tuple[SpeakerRecord, list[str]] | None:
-    """Return what `find` does and its audio's artifacts, by one statement for each."""
+    """Return what `find` does of what has not expired, and its audio's artifacts."""
     for column, key in keys_of(name):
         row = db.first_at_once(_WITH_ARTIFACTS[column], {"tenant": tenant, column: key})
         if row is not None:
-            artifacts: str = row[-1] or ""
-            return of_row(row[:-1]), artifacts.split()
+            record = of_row(row[:-1])
+            if record.expires_at is None or not record.has_expired(db.now()):
+                artifacts: str = row[-1] or ""
+                return record, artifacts.split()
     return None
 
 
@@ -171,13 +173,13 @@ def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | No
     Raises: SpeakerExistsError: It is an alias of another voice.
     """
     where = {"tenant": tenant, "name_key": name_key, "alias_key": name_key}
-    row = db.execute(_CALLED, where).first()
-    found = None if row is None else of_row(row)
-    if found is None or found.name_key == name_key:
-        return found
-    if not found.has_expired(schema.now(db)):  # else its names are free
-        raise SpeakerExistsError(found.name, hint=aliases.an_alias(name_key))
-    return None
+    named = None
+    for found in map(of_row, db.execute(_CALLED, where).all()):
+        if found.name_key == name_key:
+            named = found
+        elif not found.has_expired(schema.now(db)):  # else its names are free
+            raise SpeakerExistsError(found.name, hint=aliases.an_alias(name_key))
+    return named
 
 
 def delete(db: Connection, record: SpeakerRecord) -> None:

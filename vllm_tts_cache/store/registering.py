@@ -206,6 +206,8 @@ class Registrations:
             if after.name_key != before.name_key:
                 number, key = before.generation, after.name_key
                 aliases.check_free(db, tenant, number, key)
+                if (over := speakers.find(db, tenant, key)) and over.name_key == key:
+                    self._delete(db, over)  # as `register` does
                 if tenant == DEFAULT_TENANT:
                     stock_files.rename(db, before.name_key, after.name_key)
             speakers.change(db, after, columns)

@@ -194,12 +194,9 @@ class SpeakerStore:
 
         Raises: StorageBusyError: The catalogue is being opened or recovered.
         """
-        found = speakers.find_with_artifacts(self.database, tenant, name)
-        if found is None:
+        if (found := speakers.find_with_artifacts(self.database, tenant, name)) is None:
             return None
         record, artifacts = found
-        if record.expires_at is not None and record.has_expired(self.database.now()):
-            return None
         return StoredSpeaker(record=record, fingerprints=frozenset(artifacts) - {AUDIO})
 
     def store_inline(self, audio: DecodedAudio) -> None:

@@ -39,6 +39,8 @@ class Speech(CachedServingSpeech):
             is_none = named in ("", request_speaker.PLACEHOLDER)
             others = each.ref_audio, getattr(each, "speaker_embedding", None)
             if not is_none or named in self.builtin_names or others != (None, None):
+                if each is batch:  # the host would take the placeholder for a voice
+                    request.voice = None
                 return
         tenant = speaking_tenant(self.speakers.tenants)
         request.voice = self.speakers.default_voice(tenant.name) or request.voice
