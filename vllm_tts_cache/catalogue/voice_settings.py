@@ -36,6 +36,8 @@ class VoiceSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 def checked(given: Any) -> dict[str, Any]:
     """Return what is kept of settings. Raises: InvalidSpeakerError."""
     try:
-        return msgspec.to_builtins(msgspec.convert(given, VoiceSettings))
-    except msgspec.ValidationError as exc:
+        kept = msgspec.to_builtins(msgspec.convert(given, VoiceSettings))
+        msgspec.json.encode(kept)  # half a character has no bytes
+        return kept
+    except (msgspec.ValidationError, UnicodeError) as exc:
         raise InvalidSpeakerError("settings", str(exc)) from exc

@@ -12,6 +12,7 @@ from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
 from vllm_tts_cache.families.networks.adapter import PromptAdapter
 from vllm_tts_cache.speaker.family import CLONE_MODE, Mode
+from vllm_tts_cache.store.speaker_store import StoredSpeaker
 
 
 class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
@@ -22,20 +23,15 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
     bounds_instructions = True
     _tokenizer: Any  # the host counts ids by it, and loads it at the first request
 
-    async def build(
-        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
-    ) -> PreparedRequest:
-        """Build as all adapters do; instructions choose `INSTRUCT` if no mode is named.
-
-        Raises: SpeakerRequestError, ServerFaultError.
-        """
+    async def _found(self, request: Any) -> StoredSpeaker | None:
+        """Find as all adapters do; then instructions, also kept ones, choose a mode."""
+        found = await super()._found(request)
         extra = request.extra_params or {}
         if (named := extra.get(CLONE_MODE)) == INSTRUCT.name:
-            # Refused here, before a clip is fetched.
             prompts.needed_instructions(request.instructions)
         elif named is None and (request.instructions or "").strip():
             request.extra_params = {**extra, CLONE_MODE: INSTRUCT.name}
-        return await super().build(request, sampling_params_list, has_inline_ref_audio)
+        return found
 
     async def check_texts(self, request: Any, mode: Mode) -> prompts.Texts:
         """Refuse control tokens, and a second mark. Raises: InvalidSpeakerError."""
