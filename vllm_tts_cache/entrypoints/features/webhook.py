@@ -161,9 +161,8 @@ class Webhook:
                 continue
             state, reason = await self._speakers.encodings.status(stored)
             if state in ("ready", "failed"):
-                settle = partial(
-                    voice_news.settle, number=number, state=state, reason=reason
-                )
+                new = {"number": number, "state": state, "reason": reason}
+                settle = partial(voice_news.settle, **new)
                 num_settled += sum(await self._threads.run(self._write, settle))
         # At once where voices were settled, and past generations without any.
         return num_settled > 0 or (self._after > 0 and not found)
@@ -214,8 +213,7 @@ class Webhook:
 
     async def _problem_of_post(self, news: News) -> str | None:
         """Send a message; return why it did not arrive, without the URL."""
-        body, id_ = self._body(news), _id_of(news)
-        now = int(time.time())
+        body, id_, now = self._body(news), _id_of(news), int(time.time())
         headers = {
             "Content-Type": "application/json",
             "webhook-id": id_,
@@ -237,10 +235,8 @@ class Webhook:
                 return None if is_taken else f"it answers {answer.status}"
         except Exception as exc:  # noqa: BLE001
             if any(isinstance(each, NotPublicError) for each in causes(exc)):
-                return (
-                    "its address is not public; name its network in "
-                    "SPEAKER_WEBHOOK_NETWORKS"
-                )
+                network = "name its network in SPEAKER_WEBHOOK_NETWORKS"
+                return f"its address is not public; {network}"
             return type(exc).__name__
 
     def _body(self, news: News) -> bytes:

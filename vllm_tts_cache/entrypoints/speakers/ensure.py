@@ -487,7 +487,8 @@ class SpeakerEncodings:
             return await self._precompute(record)
         need = self._model.need_of(record)
         if not force:  # the row has it encoded after the answer, too
-            await self._lookups.run(self._store.set_precompute, record.generation)
+            change = self._store.set_precompute
+            await self._speakers.reads.run(change, record.generation)
             self.precompute_from(record.generation)
         making = self._forced.get(need) if force else None
         if making is None:
@@ -537,8 +538,8 @@ class SpeakerEncodings:
         fingerprints = sorted((await self.fingerprints()).values())
         read, store = self._speakers.reads.run, self._store
         if fingerprints != self._precomputed_for:
-            self._precomputed_for = fingerprints
             self.precompute_from(await read(store.first_to_precompute))
+            self._precomputed_for = fingerprints
         most = MAX_PRECOMPUTED_AT_ONCE
         for record in await read(store.to_retry, fingerprints, most):
             await self._precompute_soon(record, slots)

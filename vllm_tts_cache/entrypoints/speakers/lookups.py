@@ -228,7 +228,7 @@ class SpeakerLookups:
 
     async def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether its reference audio is not stored any more. Raises: StorageError."""
-        return await self._lookups.run(self._store.is_lost, record)
+        return await self.reads.run(self._store.is_lost, record)
 
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.

@@ -125,7 +125,7 @@ class PendingEncodings:
     @property
     def is_full(self) -> bool:
         """Whether one more inline encoding would be refused."""
-        wants = [pending.want for pending in self._by_key.values()]
+        wants = [pending.want for pending in list(self._by_key.values())]  # in threads
         num_inline = sum(want.segment == Segment.INLINE.value for want in wants)
         return num_inline >= self._max_inline
 
