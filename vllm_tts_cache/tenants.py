@@ -129,11 +129,10 @@ def parse(data: bytes, where: str) -> Keyring:
 
     def add(keys: list[str], caller: Caller, place: str) -> None:
         for number, key in enumerate(keys):
+            reason = "the key is there twice"
             if (digest := _digest(key)) is None:
                 reason = "sha256: is followed by 64 hex digits"
-                raise _invalid(where, f"{reason} - at `{place}[{number}]`")
-            if digest in callers:
-                reason = "the key is there twice"
+            if digest is None or digest in callers:
                 raise _invalid(where, f"{reason} - at `{place}[{number}]`")
             callers[digest] = caller
 
@@ -241,6 +240,8 @@ class TenantKeys:
             # One assignment: a thread sees the old keys or the new ones, never a mix.
             self._keyring = _read(path)
         except ConfigError as exc:
+            if isinstance(exc.__cause__, OSError):  # it may revoke a key: read it again
+                self._version = None
             logger.error("%s. The keys stay as they were.", exc)
         else:
             logger.info("Read the keys of %d tenants anew.", len(self.tenants))

@@ -83,7 +83,8 @@ _TO_CONFIRM = (
         confirmation.c.participant_id == bindparam("participant"),
         deletion.c.files_removed == 1,
     )
-    .order_by(deletion.c.id)
+    .order_by(deletion.c.public_id.is_(None), deletion.c.id)
+    .limit(256)  # at a time, however many wait
 )
 
 
@@ -154,7 +155,7 @@ def num_unfinished(db: Connection, tenant: str | None = None) -> int:
 
 
 def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
-    """Return the deletions without files that a participant has to confirm, by age."""
+    """Return deletions without files to be confirmed: deleted voices, then replaced."""
     rows = db.execute(_TO_CONFIRM, {"participant": participant_id})
     return [Deletion(**row) for row in rows.mappings()]
 

@@ -89,8 +89,7 @@ def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
     """Return the record of a name, an id or an alias; names are compared folded."""
     for column, key in keys_of(name):
         where = {"tenant": tenant, column: key}
-        row = db.execute(_BY[column], where).first()
-        if row is not None:
+        if (row := db.execute(_BY[column], where).first()) is not None:
             return of_row(row)
     return None
 

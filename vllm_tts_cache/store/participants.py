@@ -48,7 +48,7 @@ class _Participants:
         return self._mine if self._process == os.getpid() else None
 
     def deletions_to_confirm(self) -> list[Deletion]:
-        """Return deletions, oldest first, that have no files and wait for this process.
+        """Return deletions that have no files and wait for this process, but not all.
 
         While files are there, they could be read into memory again.
         """

@@ -279,8 +279,7 @@ class Registrations:
 
     def _delete_old_deletions(self, db: Connection) -> None:
         """Delete old rows of deletions, at most once a minute: it reads all of them."""
-        now = time.monotonic()
-        if now >= self._delete_old_next:
+        if (now := time.monotonic()) >= self._delete_old_next:
             self._delete_old_next = now + _DELETE_OLD_SECONDS
             deletions.delete_old(db)
 

@@ -320,8 +320,7 @@ class Deletions:
         gone = sorted(sha for sha in audios if AUDIO not in stored[sha])
         busy = await self._delete_in_workers(DeleteCall(audio_sha256s=gone))
         num_left, error = MAX_CONFIRMED, None
-        # What was deleted goes before what was replaced.
-        for deletion in sorted(waiting, key=lambda each: each.public_id is None):
+        for deletion in waiting:
             if deletion.audio_sha256 in busy or not num_left:
                 self._is_asked = True
                 continue
@@ -386,8 +385,7 @@ class Deletions:
 
     async def _sweep(self) -> None:
         """Remove objects without a row, now and then. Raises: StorageError."""
-        now = time.monotonic()
-        if now >= self._next_sweep:
+        if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             await self._removals.run(self._store.participants.delete_dead)
             # Last, as it fails for as long as the disk does.
@@ -399,7 +397,7 @@ class Deletions:
         Raises: StorageError.
         """
         now = time.monotonic()
-        unfinished = await self._lookups.run(self._store.unfinished_deletions)
+        unfinished = await self._own.run(self._store.unfinished_deletions)
         self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}
         for deletion in unfinished:
             if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
