@@ -81,24 +81,25 @@ async def test_a_call_that_fails_leaves_no_voice_out(rig_of, monkeypatch):
     assert num_failures == 0
 
 
-async def test_a_catalogue_that_is_away_leaves_no_voice_out(rig_of, monkeypatch):
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_catalogue_that_is_away_leaves_none_out(rig_of, monkeypatch, is_new):
     rig = rig_of()
-    await rig.settled()
+    if not is_new:
+        await rig.settled()
     for number in range(NUM_VOICES):
         register(rig.store, number)
-    reads = "unencoded", "stored_artifacts", "stored_since", "to_retry"
-    was = {name: getattr(rig.store, name) for name in reads}
 
     def away(*_):
         raise StorageUnavailableError("the database", "it is away")
 
-    for name in reads:
-        monkeypatch.setattr(rig.store, name, away)
-    rig.service.encodings.precompute_from(1)
-    await asyncio.sleep(0.5)
-    assert num_encoded(rig.store) == 0
-    for name, read in was.items():
-        monkeypatch.setattr(rig.store, name, read)
+    reads = "unencoded", "stored_artifacts", "stored_since", "to_retry"
+    with monkeypatch.context() as broken:
+        for name in (*reads, "first_to_precompute"):
+            broken.setattr(rig.store, name, away)
+        if not is_new:
+            rig.service.encodings.precompute_from(1)
+        await asyncio.sleep(0.5)
+        assert num_encoded(rig.store) == 0
     await all_are_encoded(rig)
 
 
