@@ -75,7 +75,7 @@ HOST_LONG = $(addprefix tests/e2e/test_, host_routes.py second_runner.py wheel.p
 LONG = TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(call PYTEST,2)
 
 ifeq ($(HOST),0.30)
-test: lint postgres nginx ffmpeg  ## All checks, then all tests; HOST=0.32: those of the host.
+test: lint postgres nginx ffmpeg  ## All checks, then the tests; HOST=0.32: those of the host.
 	$(call PYTEST,3)
 
 test-all: lint browser postgres nginx prometheus ffmpeg clients  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.

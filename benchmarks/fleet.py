@@ -91,13 +91,11 @@ class Figures:
             self._register(side, "warm")
             for _ in range(NUM_WARM):
                 side.speak(self._text(), voice="warm")
-        before = self._reads()
         for number in range(num_rounds):
             sides = [(self._alone, "alone"), (self._one, "fleet")]
             for side, what in sides[:: 1 if number % 2 else -1]:
                 sight = side.look_inside(self._text(), voice="warm")
                 self._seen[what].append(sight)
-        reads = self._reads() - before
         for number in range(num_rounds):
             for is_loaded in (number % 2 == 0, number % 2 != 0):
                 self._first(f"voice-{number}-{is_loaded}", is_loaded=is_loaded)
@@ -107,7 +105,6 @@ class Figures:
                 for what in ("alone", "fleet")
             )
             yield f"{title}: alone {alone:.2f}, fleet {fleet:.2f}"
-        yield f"{num_rounds} warm requests read {reads} rows in PostgreSQL"
         first, loaded, warm = map(median, self._ttfa_ms.values())
         yield (
             "first audio on the server that did not encode, ms: "
@@ -141,9 +138,6 @@ class Figures:
     def _fields(self) -> Mapping[str, str]:
         *_, fullest = self._one.model.modes.values()
         return fullest
-
-    def _reads(self) -> int:
-        return self._one.client.stats()["records"]["read"]
 
     def _text(self) -> str:
         return f"Number {next(self._numbers):05d}."

@@ -89,7 +89,6 @@ SCENARIOS = (
     Scenario(ttfa.run, full=(30, 80), quick=(5, 6)),
     Scenario(concurrent_cold.run, full=(40, 72), quick=(5, 8)),
     Scenario(cold_bystander.run, full=(30, 86), quick=(8, 14)),
-    # A guess: it has run in quick only, on a busy machine.
     Scenario(
         cold_neighbour.run,
         full=(40, 110),
