@@ -284,14 +284,12 @@ class SpeakerEncodings:
         return next(filter(None, causes), None)
 
     def delete(self, audio_sha256: str) -> None:
-        """Delete what is remembered of an audio: encodings, recheck, voices to warm."""
-        self._kv_warming.delete(audio_sha256)
+        """Delete what is remembered of an audio: fetched encodings and its recheck."""
         self._to_recheck.discard(audio_sha256)
         self._fetched.pop(audio_sha256, None)
 
     def delete_all(self) -> None:
         """Delete the same of all audios."""
-        self._kv_warming.delete(None)
         self._to_recheck.clear()
         self._fetched.clear()
 

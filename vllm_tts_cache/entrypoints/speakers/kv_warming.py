@@ -56,10 +56,10 @@ class KVWarming:
             self._prefilling = None
             self._min_idle_looks = min(2 * self._min_idle_looks, MAX_LOOKS)
 
-    def delete(self, audio_sha256: str | None) -> None:
-        """Remove this audio's voices, which are deleted or speak now; None: all."""
+    def delete(self, audio_sha256: str) -> None:
+        """Remove this audio's voices, as a request that speaks with one prefills it."""
         for id_, record in list(self._waiting.items()):
-            if audio_sha256 in (None, record.audio_sha256):
+            if record.audio_sha256 == audio_sha256:
                 del self._waiting[id_]
 
     def shutdown(self) -> None:
