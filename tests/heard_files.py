@@ -120,14 +120,14 @@ def _wav(
     return _chunk(b"RIFF", b"WAVE" + chunks, riff)
 
 
-def _synchsafe(number: int) -> bytes:
+def synchsafe(number: int) -> bytes:
     return bytes(number >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
 def _id3(num_bytes: int = 64, version: int = 3, footer: bool = False) -> bytes:
     title = b"TIT2" + struct.pack(">IH", 6, 0) + b"\0hello"
     body = title + bytes(max(0, num_bytes - len(title)))
-    fields = bytes([version, 0, 0x10 if footer else 0]) + _synchsafe(len(body))
+    fields = bytes([version, 0, 0x10 if footer else 0]) + synchsafe(len(body))
     return b"ID3" + fields + body + (b"3DI" + fields if footer else b"")
 
 
@@ -135,7 +135,7 @@ def _id3_with_picture() -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8)
     picture = b"\0image/jpeg\0\3\0" + noise.tobytes()
     frame = b"APIC" + struct.pack(">IH", len(picture), 0) + picture
-    return b"ID3\3\0\0" + _synchsafe(len(frame)) + frame
+    return b"ID3\3\0\0" + synchsafe(len(frame)) + frame
 
 
 def _ape_tag(with_header: bool) -> bytes:
@@ -154,15 +154,16 @@ def _flac_with_picture() -> bytes:
     return flac[:42] + b"\x06" + len(picture).to_bytes(3, "big") + picture + flac[42:]
 
 
-def _ogg_checksum(page: bytes) -> int:
+def ogg_checksum(page: bytes) -> int:
+    table = [0] * 256
+    for byte in range(256):
+        rest = byte << 24
+        for _ in range(8):
+            rest = rest << 1 & 0xFFFFFFFF ^ (0x04C11DB7 if rest >> 31 else 0)
+        table[byte] = rest
     checksum = 0
     for byte in page:
-        checksum ^= byte << 24
-        for _ in range(8):
-            shifted = checksum << 1
-            checksum = (shifted ^ 0x04C11DB7 if checksum >> 31 else shifted) & (
-                2**32 - 1
-            )
+        checksum = (checksum << 8 & 0xFFFFFFFF) ^ table[checksum >> 24 ^ byte]
     return checksum
 
 
@@ -173,7 +174,7 @@ def _opus_head(offset: int, value: bytes) -> bytes:
     file[at : at + len(value)] = value
     num_bytes = 27 + file[26] + sum(file[27 : 27 + file[26]])
     file[22:26] = bytes(4)
-    file[22:26] = struct.pack("<I", _ogg_checksum(bytes(file[:num_bytes])))
+    file[22:26] = struct.pack("<I", ogg_checksum(bytes(file[:num_bytes])))
     return bytes(file)
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from benchmarks import figures
 from scripts.docs_hook import settings_page
 from scripts.support_table import support_table
+from tests.unit.test_cli import commands_of
 from vllm_tts_cache.config import VARIABLES
 from vllm_tts_cache.entrypoints.cli import app
 
@@ -25,15 +24,6 @@ def test_every_setting_is_in_the_reference():
     assert "Encodings a worker keeps in memory" in page and "512 MiB" in page
     shown = (DOCS / "settings.md").read_text()
     assert shown == page, f"docs/settings.md is to be:\n{page}"
-
-
-def every_command(command, context, path=()):
-    """Yield a command and all below it, each with the words that call it."""
-    yield path, command
-    if isinstance(command, TyperGroup):
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            yield from every_command(below, context, (*path, name))
 
 
 def test_pages_name_only_settings_that_there_are():
@@ -62,8 +52,7 @@ def shell_lines(page):
 
 def test_commands_of_pages_and_their_options_are_those_that_there_are():
     root = get_command(app)
-    found = every_command(root, typer.Context(root))
-    known: dict[tuple[str, ...], Any] = dict(found)
+    known: dict[tuple[str, ...], Any] = {(): root, **dict(commands_of(root))}
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     seen = 0
     for page in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:

@@ -71,14 +71,6 @@ def test_the_next_request_of_the_voice_computes_its_prefix_again(scheduler):
     assert num_cached(scheduled, "next") == 0
 
 
-def test_a_prefix_that_did_not_fail_is_found(scheduler):
-    scheduler.add_request(clone("first"))
-    step(scheduler, OTHER_TOKEN)
-    scheduler.add_request(clone("next"))
-    scheduled, _ = step(scheduler, OTHER_TOKEN)
-    assert num_cached(scheduled, "next") == 5 * BLOCK_SIZE
-
-
 def test_another_voice_keeps_its_prefix(scheduler):
     scheduler.add_request(clone("other", salt="another voice"))
     step(scheduler, OTHER_TOKEN)

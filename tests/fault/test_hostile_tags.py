@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from tests.heard_files import ogg_checksum, synchsafe
 from vllm_tts_cache.audio import containers
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.errors import InvalidAudioError
@@ -29,19 +30,6 @@ def flac_with(*blocks):
         bytes([kind]) + len(body).to_bytes(3, "big") + body for kind, body in blocks
     )
     return flac[:4] + bytes([flac[4] & 0x7F]) + flac[5:42] + b"".join(made) + flac[42:]
-
-
-def ogg_checksum(page):
-    table = [0] * 256
-    for byte in range(256):
-        rest = byte << 24
-        for _ in range(8):
-            rest = rest << 1 & 0xFFFFFFFF ^ (0x04C11DB7 if rest >> 31 else 0)
-        table[byte] = rest
-    checksum = 0
-    for byte in page:
-        checksum = (checksum << 8 & 0xFFFFFFFF) ^ table[checksum >> 24 ^ byte]
-    return checksum
 
 
 def ogg_pages(packet, serial):
@@ -159,10 +147,6 @@ def test_cues_of_a_webm_file_are_not_sorted():
     began = time.thread_time()
     assert decode(data).warnings == ()
     assert time.thread_time() - began < 2
-
-
-def synchsafe(number):
-    return bytes(number >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
 def id3_with(*frames):

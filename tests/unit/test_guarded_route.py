@@ -5,7 +5,6 @@ import gc
 import json
 import warnings
 
-import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, File, UploadFile
 from pydantic import BaseModel
@@ -45,13 +44,6 @@ def app(monkeypatch):
     app = FastAPI()
     app.include_router(router)
     return app
-
-
-@pytest.fixture
-async def client(app):
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-        yield client
 
 
 async def send(app, path, chunks, content_type, headers=(), leaves=None):

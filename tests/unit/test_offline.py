@@ -1,6 +1,5 @@
 """Batch jobs against workers in this process, with an encoder that is no network."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -201,13 +200,6 @@ def test_transcripts_and_clips_match_and_each_voice_is_of_one_clip(job):
         job.speakers.prepare(job.clips(2), ["one"])
     with pytest.raises(ConfigError, match=r"clip-0\.wav.*is one clip"):
         job.speakers.prepare([job.clips(2)])
-
-
-def test_a_model_of_no_family_is_refused(job):
-    config = Path(job.engine.model) / "config.json"
-    config.write_text(json.dumps({"model_type": "bark"}))
-    with pytest.raises(ConfigError, match="of no family that we know"):
-        OfflineSpeakers(job.engine)
 
 
 def test_a_clip_that_failed_fails_no_other(job):

@@ -41,28 +41,15 @@ EXTRAS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class TextLimit(NamedTuple):
-    """The bound of one text of a registration.
-
-    Attributes:
-        field: The form field that it comes in.
-        what: How a message names the text at its beginning.
-        max_chars: Unicode characters at most.
-    """
-
-    field: str
-    what: str
-    max_chars: int
-
-
 # A list of voices holds these texts, and each request pays for a transcript's length:
-# 2,000 characters are two minutes of speech, and no clip is longer than 30 s.
+# 2,000 characters are two minutes of speech, and no clip is longer than 30 s. By
+# attribute: the form field, how a message names the text, and its most characters.
 TEXT_LIMITS = {
-    "consent": TextLimit("consent", "it", 512),
-    "ref_text": TextLimit("ref_text", "it", 2000),
-    "description": TextLimit("speaker_description", "it", 2000),
-    "original_filename": TextLimit("audio_sample", "its file name", 255),
-    "mime_type": TextLimit("audio_sample", "its media type", 127),
+    "consent": ("consent", "it", 512),
+    "ref_text": ("ref_text", "it", 2000),
+    "description": ("speaker_description", "it", 2000),
+    "original_filename": ("audio_sample", "its file name", 255),
+    "mime_type": ("audio_sample", "its media type", 127),
 }
 
 

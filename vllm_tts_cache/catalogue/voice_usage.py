@@ -33,7 +33,6 @@ voice_usage = Table(
     Column("seconds", Float, nullable=False),
     Index("voice_usage_tenant", "tenant", "day"),
 )
-_COUNTED = ("requests", "characters", "seconds")
 _row = voice_usage.c
 
 
@@ -69,7 +68,7 @@ def add(db: Connection, writer: str, batch: str, spoken: Mapping[Key, Counts]) -
     if db.execute(mark.returning(done_request.c.key_hash)).first() is None:
         return
     new = insert(voice_usage)
-    sums = {name: _row[name] + new.excluded[name] for name in _COUNTED}
+    sums = {name: _row[name] + new.excluded[name] for name in Counts._fields}
     new = new.on_conflict_do_update(index_elements=list(Key._fields), set_=sums)
     db.execute(new, [k._asdict() | counts._asdict() for k, counts in spoken.items()])
 
@@ -100,7 +99,8 @@ def between(
     asked = [_row.day >= first.isoformat(), _row.day <= last.isoformat()]
     if tenant is not None:
         asked.append(_row.tenant == tenant)
-    sums = [func.coalesce(func.sum(_row[name]), 0).label(name) for name in _COUNTED]
+    fields = Counts._fields
+    sums = [func.coalesce(func.sum(_row[name]), 0).label(name) for name in fields]
     totals = db.execute(select(*sums).where(*asked)).mappings().one()
     order = _row.day, _row.tenant, _row.speaker_id
     its = speaker.c  # a bundle may have taken it to another tenant

@@ -4,10 +4,6 @@ The worker encodes in the background, on the same storage as a server: a job doe
 encode again what a server has encoded, nor a server what a job has.
 """
 
-from vllm_tts_cache.offline.speakers import (
-    OfflineEngine,
-    OfflineSpeakers,
-    PreparedSpeaker,
-)
+from vllm_tts_cache.offline.speakers import OfflineSpeakers, PreparedSpeaker
 
-__all__ = ["OfflineEngine", "OfflineSpeakers", "PreparedSpeaker"]
+__all__ = ["OfflineSpeakers", "PreparedSpeaker"]

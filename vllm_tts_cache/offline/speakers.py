@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode_path
@@ -205,26 +205,18 @@ class OfflineEnsurer:
         return states, sum(answer.num_finished for answer in answers)
 
 
-class OfflineEngine(Protocol):
-    """``vllm_omni.entrypoints.omni.Omni`` with the ``collective_rpc`` of the plugin."""
-
-    model: Any  # the checkpoint: a folder, or a Hugging Face id
-    engine: Any  # runs the stages, and knows the revision that they loaded
-
-    def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on every worker of the stages: a list per replica."""
-        ...
-
-
 class OfflineSpeakers:
     """The voices of a batch job.
+
+    Args:
+        omni: ``vllm_omni.entrypoints.omni.Omni``.
 
     Raises:
         ConfigError: A setting is wrong, or the model is of no family that we know.
         StorageError: The store cannot be opened.
     """
 
-    def __init__(self, omni: OfflineEngine):
+    def __init__(self, omni: Any):
         settings = load_settings()
         self._workers = rpc_client.SyncWorkers(omni)
         try:
@@ -341,7 +333,7 @@ class OfflineSpeakers:
             )
 
 
-def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:
+def _checkpoint_of(omni: Any) -> tuple[str, Path]:
     """Return where tokenizers are loaded from, and the folder with the configs.
 
     With a revision, both are the folder into which the host downloaded its tokenizer.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -74,16 +75,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
                     _flags.undo.pop()()
 
 
-class _ProcessFlags:
-    """Counts the blocks of the whole process that need full precision."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.num_holders = 0
-        self.undo: list[Undo] = []
-
-
-_flags = _ProcessFlags()
+# Of the blocks of the whole process that need full precision.
+_flags = SimpleNamespace(lock=Lock(), num_holders=0, undo=list[Undo]())
 
 # Torch adds its backends when it is imported, unseen by a type checker.
 _backends: Any = torch.backends

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -41,10 +40,8 @@ class UnsupportedModelError(WorkerRPCError):
     """The model that is served clones no voices, or not through us."""
 
 
-class WorkerBusyError(WorkerRPCError):
+class WorkerBusyError(WorkerRPCError, status=503):
     """No answer came in time: a batch of a diffusion model may take longer."""
-
-    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     retry_after_seconds = 2
 

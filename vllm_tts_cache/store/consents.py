@@ -14,8 +14,8 @@ from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, clean, is_consent_id, new_id
 from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, Identity, check_language
 from vllm_tts_cache.catalogue.schema import consent
-from vllm_tts_cache.store.writer import Owner, Writer
-from vllm_tts_cache.tenants import NO_LIMITS, Limits
+from vllm_tts_cache.store.writer import Writer
+from vllm_tts_cache.tenants import NO_LIMITS, Limits, Tenant
 
 # A ConsentInUseError names at most this many voices.
 _MAX_NAMED = 20
@@ -142,7 +142,7 @@ class Consents:
         def commit(db: Connection) -> ConsentRecord:
             return insert(db, new, limits, self._max_recordings)
 
-        owner = Owner(tenant=tenant, max_audio_bytes=limits.max_audio_bytes)
+        owner = Tenant(name=tenant, limits=limits)
         return self._writer.store_audio(audio, Segment.REGISTERED, commit, owner=owner)
 
     def get(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> ConsentRecord:

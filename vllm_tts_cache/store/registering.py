@@ -40,8 +40,8 @@ from vllm_tts_cache.store import consents, stock_files
 from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.consents import NewConsent
 from vllm_tts_cache.store.stock_files import ImportedFile
-from vllm_tts_cache.store.writer import Owner, Writer
-from vllm_tts_cache.tenants import NO_LIMITS, Limits
+from vllm_tts_cache.store.writer import Writer
+from vllm_tts_cache.tenants import NO_LIMITS, Limits, Tenant
 
 _DELETE_OLD_SECONDS = 60.0
 _KEY_HASH = done_request.c.key_hash
@@ -148,7 +148,7 @@ class Registrations:
             _record_done(db, new.idempotency_key, done.record.speaker_id)
             return done if is_same else _with_stock_files(db, done)
 
-        owner = Owner(tenant=new.tenant, max_audio_bytes=limits.max_audio_bytes)
+        owner = Tenant(name=new.tenant, limits=limits)
         try:
             return self._writer.store_audio(
                 audio,
@@ -179,7 +179,7 @@ class Registrations:
             replaced = speakers.find_named(db, new.tenant, new.name_key)
             return _replace(db, new, replaced).deletion
 
-        owner = Owner(tenant=new.tenant)
+        owner = Tenant(name=new.tenant)
         return self._writer.store_audio(
             audio, Segment.REGISTERED, commit, owner=owner, is_bounded=False
         )

@@ -5,7 +5,6 @@ Each segment is kept within its budget in bytes; a query chooses the files to ev
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -24,6 +23,7 @@ from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.directory import Staged, TakenAwayError
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
 from vllm_tts_cache.store.reading import BlobReader
+from vllm_tts_cache.tenants import Tenant
 
 # Files that one transaction evicts at most: other writers wait for it.
 _SLICE = 64
@@ -50,18 +50,6 @@ def disk_budgets(settings: Settings) -> Budgets:
         (Segment.REGISTERED, False): settings.disk_max_bytes - inline_bytes,
         (Segment.INLINE, False): inline_bytes,
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The tenant that a registered audio is counted for.
-
-    Attributes:
-        max_audio_bytes: Limit of all audio of the tenant; None for no limit.
-    """
-
-    tenant: str
-    max_audio_bytes: int | None = None
 
 
 class Writer:
@@ -145,7 +133,7 @@ class Writer:
         *,
         recording: DecodedAudio | None = None,
         encodings: Mapping[str, bytes] = {},
-        owner: Owner | None = None,
+        owner: Tenant | None = None,
         is_bounded: bool = True,
     ) -> T:
         """Store the audio and call ``commit`` in one transaction; return its result.
@@ -274,7 +262,7 @@ class Writer:
         sha: str,
         segment: Segment,
         staged: Staged | None,
-        owner: Owner | None,
+        owner: Tenant | None,
         *,
         is_bounded: bool,
     ) -> None:
@@ -297,9 +285,9 @@ class Writer:
             if used + num_bytes > (max_bytes := self.budgets[segment, True]):
                 raise errors.AudioBudgetError(max_bytes)
         if owner is not None:
-            owners.own(db, owner.tenant, sha, num_bytes)
-            limit, usage_of = owner.max_audio_bytes, owners.of_tenant
-            if limit is not None and usage_of(db, owner.tenant).audio_bytes > limit:
+            owners.own(db, owner.name, sha, num_bytes)
+            limit, usage_of = owner.limits.max_audio_bytes, owners.of_tenant
+            if limit is not None and usage_of(db, owner.name).audio_bytes > limit:
                 raise errors.AudioBudgetError(limit, is_tenants=True)
         if staged is not None:
             kept_as = Segment.REGISTERED if is_registered else segment

@@ -192,7 +192,7 @@ class Comparison:
 
     async def _hear_regularly(self) -> None:
         num_rounds = 0
-        last = await self._last()
+        last = await self._surely(self._store.last_generation)
         # Begins anywhere: other servers hear the same voices.
         begin = secrets.randbelow(last + 1)
         await self._hear(begin, last)
@@ -202,12 +202,9 @@ class Comparison:
             num_rounds += 1
             # All of them now and then: one may be in reach again, or repaired.
             after = 0 if num_rounds % _ROUNDS_OF_NEW == 0 else last
-            newest = await self._last()
+            newest = await self._surely(self._store.last_generation)
             await self._hear(after, newest)
             last = max(last, newest)
-
-    async def _last(self) -> int:
-        return await self._surely(self._store.last_generation)
 
     async def _hear(self, after: int, last: int) -> None:
         while after < last:

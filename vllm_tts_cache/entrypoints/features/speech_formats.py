@@ -8,8 +8,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -104,7 +103,7 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
         return response
     response.headers[RATE_HEADER] = str(rate_hz)
     if is_encoded:
-        response = await _encoded(response, Encoding(name, rate_hz))
+        response = await _encoded(response, name, rate_hz)
     return (
         _as_event(response, name) if request.is_sse_stream() and is_whole else response
     )
@@ -127,63 +126,54 @@ def _with_defaults(request: SpeechRequest, usual: Settings) -> SpeechRequest:
     return request.model_copy(update=changed)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """What PCM becomes.
-
-    Attributes:
-        format_name: One of `FORMATS`.
-        sample_rate_hz: Of the PCM.
-    """
-
-    format_name: str
-    sample_rate_hz: int
-
-    @asynccontextmanager
-    async def begun(self) -> AsyncIterator[SpeechEncoder]:
-        """Give an encoder; its memory is given back however the block is left."""
-        # In threads: FFmpeg takes milliseconds, in which the loop serves others.
-        made = asyncio.to_thread(SpeechEncoder, self.format_name, self.sample_rate_hz)
-        encoder = await made
-        try:
-            yield encoder
-        finally:  # a thread may be in it still, if this task was cancelled
-            asyncio.get_running_loop().run_in_executor(None, encoder.close)
+@asynccontextmanager
+async def _encoding(name: str, sample_rate_hz: int) -> AsyncIterator[SpeechEncoder]:
+    """Give an encoder; its memory is given back however the block is left."""
+    # In threads: FFmpeg takes milliseconds, in which the loop serves others.
+    encoder = await asyncio.to_thread(SpeechEncoder, name, sample_rate_hz)
+    try:
+        yield encoder
+    finally:  # a thread may be in it still, if this task was cancelled
+        asyncio.get_running_loop().run_in_executor(None, encoder.close)
 
 
-async def _encoded(response: Any, encoding: Encoding) -> Response:
-    media_type = FORMATS[encoding.format_name].media_type
+async def _encoded(response: Any, name: str, rate_hz: int) -> Response:
+    encoding, media_type = _encoding(name, rate_hz), FORMATS[name].media_type
     if not isinstance(response, StreamingResponse):
-        async with encoding.begun() as encoder:
+        async with encoding as encoder:
             whole = await asyncio.to_thread(encoder.encode, response.body)
             response.body = whole + await asyncio.to_thread(encoder.end)
         response.headers["content-length"] = str(len(response.body))
         response.headers["content-type"] = media_type
     elif response.headers["content-type"].startswith("text/event-stream"):
-        response.body_iterator = _encoded_events(response.body_iterator, encoding)
+        response.body_iterator = _encoded_events(response.body_iterator, name, encoding)
     else:
         response.headers["content-type"] = media_type
         response.body_iterator = _encoded_pieces(response.body_iterator, encoding)
     return response
 
 
-async def _encoded_pieces(pieces: Any, encoding: Encoding) -> AsyncIterator[bytes]:
-    async with aclosing(pieces), encoding.begun() as encoder:
+async def _encoded_pieces(
+    pieces: Any, encoding: AbstractAsyncContextManager[SpeechEncoder]
+) -> AsyncIterator[bytes]:
+    async with aclosing(pieces), encoding as encoder:
         async for piece in pieces:
             if encoded := await asyncio.to_thread(encoder.encode, piece):
                 yield encoded
         yield await asyncio.to_thread(encoder.end)
 
 
-async def _encoded_events(events: Any, encoding: Encoding) -> AsyncIterator[str]:
+async def _encoded_events(
+    events: Any, name: str, encoding: AbstractAsyncContextManager[SpeechEncoder]
+) -> AsyncIterator[str]:
     last: dict[str, Any] = {}
-    async with aclosing(events), encoding.begun() as encoder:
+    async with aclosing(events), encoding as encoder:
         async for event in events:
             told = json.loads(event.split("data: ", 1)[1])
             if told["type"] == _DELTA:
                 piece = base64.b64decode(told["audio"])
                 audio = await asyncio.to_thread(encoder.encode, piece)
-                last = {**told, "response_format": encoding.format_name}
+                last = {**told, "response_format": name}
                 yield _delta(last, audio)
                 continue
             if told["type"] == _DONE:

@@ -84,11 +84,9 @@ class TimbreEncoder:
         Clips without enough speech have none.
         """
         heard = [self.vector(clip) for clip in audio.clips()]
-        found = [vector for vector in heard if vector is not None]
-        if not found and len(heard) > 1:
-            joined = self.vector(audio)
-            found = [] if joined is None else [joined]
-        return found
+        if heard[1:] and not any(heard):
+            heard = [self.vector(audio)]
+        return [vector for vector in heard if vector is not None]
 
     @torch.inference_mode()
     def vector(self, audio: ReferenceAudio) -> bytes | None:

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -35,14 +34,12 @@ _PIECE_BYTES = 256 * 1024
 _RANGE = re.compile(r"bytes=(\d{1,18})?-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
 
-class RangeNotSatisfiableError(SpeakerRequestError):
+class RangeNotSatisfiableError(SpeakerRequestError, status=416):
     """A request names bytes behind the end of a file (416).
 
     Attributes:
         headers: The answer's.
     """
-
-    http_status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 
     def __init__(self, given: str, num_bytes: int):
         super().__init__(
