@@ -13,6 +13,15 @@ PATIENCE_SECONDS = 10.0
 ALL_THREADS = 16  # more at once than any executor has threads
 
 
+def tasks_of(loop):
+    """What runs in the background, without what it waits for.
+
+    Before Python 3.12 `asyncio.wait_for` makes a task of that, while it waits.
+    """
+    running = asyncio.all_tasks(loop)
+    return [task for task in running if "Event.wait" not in repr(task.get_coro())]
+
+
 class Held:
     """What this process holds on to."""
 
@@ -20,7 +29,7 @@ class Held:
         gc.collect()
         self.threads = threading.active_count()
         self.descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        running = asyncio.all_tasks(loop)
+        running = tasks_of(loop)
         self.tasks = len(running)
         self.names = sorted(str(task.get_coro()) for task in running)
 
@@ -38,12 +47,10 @@ class Held:
 def held_at_rest(loop, before):
     """What is held once there are no more tasks than before, or after ten seconds.
 
-    What goes on in the background has one task while it works and one more while it
-    waits: before Python 3.12 `asyncio.wait_for` makes one of what it waits for. And who
-    asks workers notices within a moment that nobody wants anything any more.
+    Who asks workers notices within a moment that nobody wants anything any more.
     """
     until = time.monotonic() + PATIENCE_SECONDS
-    while len(asyncio.all_tasks(loop)) > before.tasks and time.monotonic() < until:
+    while len(tasks_of(loop)) > before.tasks and time.monotonic() < until:
         loop.run_until_complete(asyncio.sleep(0.01))
     return Held(loop)
 

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.audio_clips import sndfile_bytes, voiced
-from tests.fault.held import ON_DEMAND, Held, with_all_threads
+from tests.fault.held import ON_DEMAND, Held, tasks_of, with_all_threads
 from tests.fault.hostile_input import NUM_CASES
 from tests.in_process_workers import order_of
 from tests.speaking import wav
@@ -141,7 +141,7 @@ async def nothing_is_left(server, before):
     await soon(lambda: server.speakers.stats().in_flight == 0)
     await soon(lambda: server.service.encodings._pending._task is None)
     loop = asyncio.get_running_loop()
-    await soon(lambda: len(asyncio.all_tasks(loop)) <= before.tasks)
+    await soon(lambda: len(tasks_of(loop)) <= before.tasks)
     # The web server of the test has a thread for each connection until it notices.
     await soon(lambda: threading.active_count() <= before.threads + ON_DEMAND)
     Held(loop).assert_no_more_than(before)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.fault.held import Held, with_all_threads
+from tests.fault.held import Held, tasks_of, with_all_threads
 from tests.fault.hostile_input import (
     NAMES,
     NUM_CASES,
@@ -233,7 +233,7 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
     async def settled():
         until = loop.time() + ANSWER_SECONDS
         service = server.service
-        while service.encodings.num_flights or len(asyncio.all_tasks()) > before.tasks:
+        while service.encodings.num_flights or len(tasks_of(loop)) > before.tasks:
             assert loop.time() < until, asyncio.all_tasks()
             await asyncio.sleep(0.05)
 
