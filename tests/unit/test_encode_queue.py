@@ -43,6 +43,9 @@ class Work:
     def is_done(self, job):
         return job.encoder_name in self.kept and not job.is_forced
 
+    def is_stored(self, job):
+        return job.encoder_name in self.kept
+
     def encode(self, job):
         self.threads.add(threading.current_thread())
         self.entered.release()

@@ -12,7 +12,13 @@ from tests.waiting import soon
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
-from vllm_tts_cache.errors import EncodeError, StorageUnavailableError, WorkerRPCError
+from vllm_tts_cache.errors import (
+    EncodeError,
+    StorageFullError,
+    StorageUnavailableError,
+    WorkerRPCError,
+)
+from vllm_tts_cache.store.writer import Writer
 from vllm_tts_cache.tenants import ALONE
 
 NUM_VOICES = 12
@@ -101,6 +107,34 @@ async def test_a_catalogue_that_is_away_leaves_none_out(rig_of, monkeypatch, is_
         await asyncio.sleep(0.5)
         assert num_encoded(rig.store) == 0
     await all_are_encoded(rig)
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+async def test_what_was_not_stored_is_stored_later(rig_of, monkeypatch, is_noted):
+    """As no row said that it was to be done again, only a restart did it."""
+    rig = rig_of()
+    record = register(rig.store, 0)
+    kind = StorageFullError if is_noted else StorageUnavailableError
+    error = kind(*[] if is_noted else ["the database", "it is away"])
+
+    def fails(*_):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Writer, "publish", fails)
+        rig.service.encodings.precompute_from(1)
+        await soon(lambda: sum(rig.encodes.values()) == len(NAMES))
+        await rig.precompute("voice 0")  # as a request does: it waits for no disk
+        if is_noted:
+            await rig.settled()
+            reason = f"it was not stored: {error}"
+            assert await rig.status("voice 0") == ("failed", reason)
+    with rig.store.database.write() as db:
+        db.execute(update(schema.failed_encode).values(next_try=0.0))
+    await all_are_encoded(rig, 1)
+    await rig.settled()
+    assert rig.store.failures(record.audio_sha256) == {}
+    assert set(rig.encodes.values()) == {1}, "stored, and not encoded again"
 
 
 async def test_two_servers_encode_each_voice_once(rig_of):

@@ -27,7 +27,7 @@ from vllm_tts_cache.store.locks import Turns
 MAX_ASIDE_SECONDS = 120.0
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
-_READY = Report(JobState.READY)
+_READY, _IN_MEMORY = Report(JobState.READY), Report(JobState.IN_MEMORY)
 
 T = TypeVar("T")
 
@@ -135,8 +135,8 @@ class EncodeQueue:
                     client.ended[number] = joined
                 else:
                     client.jobs[number] = joined
-                if job.is_in_memory:
-                    client.ended[number] = _READY
+                if job.is_in_memory and job.is_urgent:  # others wait until it is stored
+                    client.ended[number] = _IN_MEMORY
             if client.jobs:
                 self._start_thread()
                 self._changed.notify_all()
@@ -356,7 +356,7 @@ class EncodeQueue:
                 queue_seconds = began_at - job.queued_at
                 self.times.add(job, encode_seconds, queue_seconds)
                 self._work.keep(job, encoding)
-        return _READY
+        return _READY if self._work.is_stored(job) else _IN_MEMORY
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)

@@ -274,6 +274,10 @@ class StoredEncodeWork:
         has_copies = self._store.copies is not None
         return has_copies and self._cache.load(job.key, job.segment)
 
+    def is_stored(self, job: EncodeJob) -> bool:
+        """Tell whether the encoding outlives this process."""
+        return self._cache.is_stored(job.key)
+
     def encode(self, job: EncodeJob) -> Encoding:
         """Make the encoding. Raises: MissingAudioError, EncodeError, StorageError."""
         audio = self._store.read_audio(job.key.audio_sha256)

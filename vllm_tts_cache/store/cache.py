@@ -6,12 +6,18 @@ The memory is bounded in bytes and in entries.
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import EncodingCorruptError, StorageError
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    StorageBusyError,
+    StorageError,
+    StorageUnavailableError,
+)
 from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
@@ -25,10 +31,6 @@ class Budget:
 
     max_bytes: int
     max_entries: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_bytes < 0 or (self.max_entries or 0) < 0:
-            raise ValueError(f"a budget must not be negative: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +72,8 @@ class TierStats(SegmentStats):
         )
 
 
-class Sized(Protocol):
-    """A value that knows how much memory it takes."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Approximate size in bytes."""
-        ...
-
-
 K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Sized)
+V = TypeVar("V", bound=Any)  # has ``num_bytes``, about
 
 
 class LruSegment(Generic[K, V]):
@@ -296,7 +289,8 @@ class EncodingCache:
     def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> bool:
         """Publish the encoding and keep it in memory; False if neither has it.
 
-        If its audio was deleted neither keeps it; if the disk fails only memory does.
+        If its audio was deleted neither keeps it; if the disk fails only memory does,
+        and a row says when a registered voice's is stored again.
         """
         since, is_stored = self.memory.num_deletes, True
         try:
@@ -306,6 +300,10 @@ class EncodingCache:
             self._count_error(exc)
             # Only the memory can say whether the audio was deleted meanwhile.
             since, is_stored = self.memory.oldest_known_delete, False
+            is_away = isinstance(exc, StorageBusyError | StorageUnavailableError)
+            if segment is _REGISTERED and not is_away:
+                with suppress(StorageError):
+                    self._store.note_failed(key, f"it was not stored: {exc}")
         return self.memory.put(key, encoding, segment, since=since) or is_stored
 
     def load(self, key: EncodingKey, segment: Segment) -> bool:

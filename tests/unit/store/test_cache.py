@@ -95,6 +95,9 @@ class BrokenStore(SpeakerStore):
     def publish(self, *_):
         raise StorageError("the disk is gone")
 
+    def note_failed(self, key, reason):
+        raise StorageError("the disk is gone")
+
 
 def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
     cache = EncodingCache(memory, BrokenStore())

@@ -69,6 +69,10 @@ MAX_FETCHED = 100_000
 # while its client still waits for the answer.
 MAX_TIMEOUTS_IN_LINE = 5
 MAX_READS = 1024
+_ONLY_IN_MEMORY = (
+    "The encoding is in a worker's memory only: it could not be stored, and the log of "
+    "the server says why. The voice speaks; storing it is tried again."
+)
 
 
 class SpeakerEncodings:
@@ -444,8 +448,9 @@ class SpeakerEncodings:
             first = asyncio.FIRST_EXCEPTION
             await asyncio.wait(futures, timeout=max_seconds, return_when=first)
             done = [future for future in futures if future.done()]
-            for future in done:
-                future.result()
+            are_stored = [future.result() for future in done]
+            if not (urgent or all(are_stored)):
+                raise EncodeError(_ONLY_IN_MEMORY)
             if max_seconds is not None and len(done) < len(futures):
                 what = (
                     f"others were encoded for {max_seconds:g} s before this reference "
@@ -573,19 +578,27 @@ class SpeakerEncodings:
             while True:
                 try:
                     await self._precompute(record, urgent=False)
-                except (AudioGoneError, EncodeError, CannotCloneError):
-                    # Deleted; failed, and a row says when to try again; or registered
-                    # for another model.
                     return
+                except (AudioGoneError, CannotCloneError):
+                    return  # deleted, or registered for another model
                 except TTSCacheError as exc:
+                    if isinstance(exc, EncodeError) and await self._has_failed(record):
+                        return
                     message = "Precomputing a speaker is tried again: %s"
                     throttled.warn_of("precomputing", message, exc.log_text)
                     await asyncio.sleep(PRECOMPUTE_SECONDS)
-                else:
-                    return
         finally:
             self._underway.discard(record.generation)
             slots.release()
+
+    async def _has_failed(self, record: SpeakerRecord) -> bool:
+        """Whether a row says when to encode again; else the caller has to."""
+        with suppress(TTSCacheError):
+            look, sha = self._store.failures, str(record.audio_sha256)
+            failures = await self._speakers.reads.run(look, sha)
+            keys = await self.keys(self._model.need_of(record))
+            return any(key.encoder_fingerprint in failures for key in keys)
+        return False
 
     def _fetch_fingerprints(self) -> None:
         if not self._is_fetching:

@@ -46,6 +46,7 @@ RENEW_SECONDS = LEASE_SECONDS / 2
 MIN_ASK_SECONDS = 0.125
 MAX_NEW = 64
 MAX_WITHDRAWN = 1024
+_EXISTS = {JobState.READY, JobState.IN_MEMORY}
 # A shorter outage of the catalogue or of a worker fails no caller.
 OUTAGE_SECONDS = 5.0
 
@@ -56,7 +57,8 @@ class Pending:
 
     Attributes:
         want: What the workers get.
-        future: Done when the encoding exists, or with the error that prevents it.
+        future: Whether the encoding that exists is stored, and not only in a worker's
+            memory; or the error that prevents it.
         since: When its deadline began to run, in monotonic seconds.
         only_worker: Whether only a worker's report ends it: the catalogue may be wrong.
         was_sent: Whether the workers may have received the want.
@@ -64,7 +66,7 @@ class Pending:
 
     key: EncodingKey
     want: Want
-    future: "asyncio.Future[None]"
+    future: "asyncio.Future[bool]"
     since: float
     only_worker: bool
     num_waiting: int = 0
@@ -245,14 +247,20 @@ class PendingEncodings:
             self._withdrawn[number] = None
         pending.was_sent = False
 
-    def _settle(self, pending: Pending, error: TTSCacheError | None = None) -> None:
+    def _settle(
+        self,
+        pending: Pending,
+        error: TTSCacheError | None = None,
+        *,
+        is_stored: bool = True,
+    ) -> None:
         """Finish the future, once; the encoding exists unless there is an error."""
         if pending.future.done():  # the key may have a new `Pending` by now
             return
         del self._by_key[pending.key]
         self._withdraw(pending)
         if error is None:
-            pending.future.set_result(None)
+            pending.future.set_result(is_stored)
         else:
             pending.future.set_exception(error)
             pending.future.exception()  # the callers may all have left
@@ -420,8 +428,8 @@ class PendingEncodings:
             self._settle(pending, EncodersChangedError())
         elif JobState.REFUSED in by_state:
             self._settle(pending, too_many_inline())
-        elif by_state.keys() == {JobState.READY} and len(reports) == num_replicas:
-            self._settle(pending)
+        elif by_state.keys() <= _EXISTS and len(reports) == num_replicas:
+            self._settle(pending, is_stored=JobState.IN_MEMORY not in by_state)
         elif (encoding := by_state.get(JobState.ENCODING)) is not None:
             pending.since = time.monotonic() - encoding.encoding_seconds
             self._encoding.append(pending)
