@@ -15,6 +15,7 @@ from vllm_tts_cache.catalogue.names import is_consent_id
 from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import (
     LastRows,
     ReadExecutor,
@@ -65,6 +66,7 @@ class Deletions:
 
     Args:
         last_rows: Rows of speakers that this process read.
+        kv_warming: Has rows of speakers that wait to be prefilled.
         memories: What this process remembers of audios: each has a ``delete``, which
             takes the address of one, and a ``delete_all``.
     """
@@ -76,10 +78,11 @@ class Deletions:
         encodings: SpeakerEncodings,
         decoders: Decoders,
         last_rows: LastRows,
+        kv_warming: KVWarming,
         memories: Sequence[Any],
     ):
         self._store = store
-        self._last_rows = last_rows
+        self._last_rows, self._kv_warming = last_rows, kv_warming
         self._lookups = lookups
         self._encodings = encodings
         self._decoders = decoders
@@ -337,6 +340,7 @@ class Deletions:
     async def _confirm_one(self, deletion: Deletion) -> None:
         if deletion.public_id is not None:
             self._last_rows.delete(deletion.public_id)
+            self._kv_warming.delete(deletion.public_id)
         if (sha := deletion.audio_sha256) is not None:
             # After the workers, from which a prompt could have been built again.
             for memory in self._memories:
@@ -361,7 +365,7 @@ class Deletions:
         self._deleted_after = absence
         if not self._busy:
             # After the workers, from which a prompt could have been built again.
-            for memory in (self._last_rows, *self._memories):
+            for memory in (self._last_rows, self._kv_warming, *self._memories):
                 memory.delete_all()
             self._store.participants.has_deleted_all(absence)
             # Recovering removes the copies of what was deleted meanwhile.

@@ -56,7 +56,15 @@ class KVWarming:
             self._prefilling = None
             self._min_idle_looks = min(2 * self._min_idle_looks, MAX_LOOKS)
 
-    def delete(self, audio_sha256: str) -> None:
+    def delete(self, speaker_id: str) -> None:
+        """Remove a voice that was deleted."""
+        self._waiting.pop(speaker_id, None)
+
+    def delete_all(self) -> None:
+        """Remove all voices."""
+        self._waiting.clear()
+
+    def is_spoken(self, audio_sha256: str) -> None:
         """Remove this audio's voices, as a request that speaks with one prefills it."""
         for id_, record in list(self._waiting.items()):
             if record.audio_sha256 == audio_sha256:

@@ -24,12 +24,11 @@ from vllm_tts_cache.entrypoints.speakers.registering import Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
 from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
-from vllm_tts_cache.store.cache import Sized
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.tenants import Caller, Tenant, TenantKeys
 
-P = TypeVar("P", bound=Sized)
+P = TypeVar("P", bound=Any)
 
 # An entry's overhead: key and objects, most of the bytes of a short voice.
 _ENTRY_BYTES = 1024
@@ -175,6 +174,7 @@ class SpeakerService:
             self.encodings,
             self._decoders,
             self.lookups.last,
+            self.kv_warming,
             memories=(self.prompts, self.inline, self.encodings, *memories),
         )
         self.metrics = MetricsRefresh(
