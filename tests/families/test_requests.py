@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import threading
 from collections import Counter
 
@@ -245,8 +246,12 @@ async def test_instructions_are_as_long_as_the_host_lets_them_be(
         monkeypatch.setattr(server.handler, "_max_instructions_length", limit)
     longest = server.handler._max_instructions_length
     await speak(server, voice="Ann", instructions="x" * longest)
-    answer = await server.speak(voice="Ann", instructions="x" * (longest + 1))
-    assert "nstructions" in message(answer) and str(longest) in message(answer)
+    too_long = {"instructions": "x" * (longest + 1)}
+    kept = {"settings": json.dumps(too_long)}
+    answers = [await server.speak(voice="Ann", **too_long)]
+    answers.append(await server.register("Bob", wav(), ref_text=SPOKEN, **kept))
+    for answer in answers:
+        assert "nstructions" in message(answer) and str(longest) in message(answer)
 
 
 @of([case for case in CLONING if case.control_tokens])
@@ -261,6 +266,9 @@ async def test_a_control_token_is_refused_in_every_text(server, own_case):
             asked.append({"input": bad})
         answers = [await server.speak(**fields) for fields in asked]
         answers.append(await server.register("Bob", wav(), ref_text=bad))
+        kept = json.dumps({"instructions": bad})
+        given = {"ref_text": SPOKEN, "settings": kept}
+        answers.append(await server.register("Bob", wav(), **given))
         for answer in answers:
             said = message(answer)
             # Higgs Audio v2 takes no instructions at all.

@@ -42,11 +42,22 @@ class PromptAdapter(adapter.TextCheckingAdapter):
 
     def validate(self, request: Any) -> str | None:
         """Validate as all adapters do; bound instructions by the host's own setting."""
+        try:
+            self._check_length(request)
+        except InvalidSpeakerError as exc:
+            return str(exc)
+        return super().validate(request)
+
+    def tts_cache_check(self, seen: Any) -> None:
+        """Check as all adapters do, also instructions that are kept with the voice."""
+        self._check_length(seen)
+        super().tts_cache_check(seen)
+
+    def _check_length(self, request: Any) -> None:
         length = len(request.instructions or "") if self.bounds_instructions else 0
         if length > (limit := self.ctx.server._max_instructions_length):
             reason = f"they have {length} characters; give at most {limit}"
-            return str(InvalidSpeakerError("instructions", reason))
-        return super().validate(request)
+            raise InvalidSpeakerError("instructions", reason)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
