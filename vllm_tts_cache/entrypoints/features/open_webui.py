@@ -7,6 +7,7 @@ What else Open WebUI asks below that path is answered where a key is asked for.
 
 import hmac
 import json
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.entrypoints.http import models, routing, voices
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.openapi import answers
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.tenants import ALONE, Tenant
 
 _TOKEN = "0123456789abcdef" * 2
@@ -47,7 +50,9 @@ async def show_open_webui(
 
     It changes with the secret of the catalogue.
     """
-    return {"base_url": f"{request.base_url}open-webui/{_token(handler, tenant)}"}
+    database = handler.speakers.store.database
+    secret = await handler.speakers.lookups.reads.run(database.secret)
+    return {"base_url": f"{request.base_url}open-webui/{_token(secret, tenant)}"}
 
 
 # Without a key, so not guarded: the token is one.
@@ -59,15 +64,16 @@ names_router = APIRouter()
 )
 async def list_for_open_webui(handler: voices.Handler, token: Token) -> Any:
     """List the names of a tenant's voices, at most 1,000."""
-    keys = handler.speakers.tenants
-    tenants = keys.tenants.values() if keys.is_on else [ALONE]
-    for tenant in tenants:
-        if hmac.compare_digest(_token(handler, tenant).encode(), token.encode()):
-            page = Page(limit=voices.MAX_PAGE, tenant=tenant.name)
-            listed = await voices.list_voices(handler, page, names_only=True)
-            return {"voices": json.loads(bytes(listed.body))["data"]}
-    reason = "no such path: GET /v1/open_webui, with a key, shows yours"
-    raise HTTPException(HTTPStatus.NOT_FOUND, reason)
+    reads = handler.speakers.lookups.reads
+    try:
+        if (tenant := await reads.run(_tenant_of, handler.speakers, token)) is None:
+            reason = "no such path: GET /v1/open_webui, with a key, shows yours"
+            raise HTTPException(HTTPStatus.NOT_FOUND, reason)
+        page = Page(limit=voices.MAX_PAGE, tenant=tenant.name)
+        listed = await voices.list_voices(handler, page, names_only=True)
+    except TTSCacheError as exc:
+        return routing.json_response(exc)
+    return {"voices": json.loads(bytes(listed.body))["data"]}
 
 
 router.include_router(names_router)
@@ -82,7 +88,13 @@ async def redirect_open_webui(request: Request, token: Token) -> Any:
     return RedirectResponse(f"{root}/v1{path}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _token(handler: Any, tenant: Tenant) -> str:
-    secret: bytes = handler.speakers.encodings.secret
+def _tenant_of(speakers: SpeakerService, token: str) -> Tenant | None:
+    keys, secret = speakers.tenants, speakers.store.database.secret()
+    tenants = keys.tenants.values() if keys.is_on else [ALONE]
+    is_it = partial(hmac.compare_digest, token.encode())
+    return next((t for t in tenants if is_it(_token(secret, t).encode())), None)
+
+
+def _token(secret: bytes, tenant: Tenant) -> str:
     named = f"names of {tenant.name}".encode()
     return hmac.new(secret, named, "sha256").hexdigest()[:32]
