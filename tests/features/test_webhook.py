@@ -189,9 +189,8 @@ def test_news_are_rows_that_one_server_tells(open_here):
         write(voice_news.begin)
     assert write(voice_news.claim, 9, 60.0) == []  # it was there before
     new, other = (add(store, name, seed=n) for n, name in ((1, "New"), (2, "Other")))
-    last = write(voice_news.last_generation)
-    assert last == old.generation
-    write(voice_news.adopt, last)
+    assert write(voice_news.last_generation) == old.generation
+    write(voice_news.adopt, old.generation)
     # Deleted between being ready and being told of it.
     hasty = add(store, "Hasty", seed=9)
     write(voice_news.adopt, other.generation)
@@ -225,6 +224,10 @@ def test_news_are_rows_that_one_server_tells(open_here):
     assert write(voice_news.has_gone)
     write(voice_news.note_gone)
     ended = write(voice_news.claim, 9, 60.0)
+    assert [n.speaker_id for n in ended] == [old.speaker_id]  # others are being told
+    write(voice_news.told, newer)
+    write(voice_news.failed, next(n for n in found if n != ready), 60.0)
+    ended += write(voice_news.claim, 9, 60.0)
     assert {(n.speaker_id, n.state, n.name) for n in ended} == {
         (r.speaker_id, "deleted", None) for r in (old, new, other)
     }
@@ -285,16 +288,19 @@ async def test_a_server_that_cannot_tell_does_not_start(
         Server(default_checkpoint, tmp_path / "speakers", monkeypatch).start()
 
 
-async def test_a_look_that_fails_ends_nothing(server_with_receiver, monkeypatch):
-    server, receiver = server_with_receiver
-    find, failures = voice_news.has_new, [RuntimeError("a bug"), StorageError("down")]
-
-    def failing(db, after):
+def failing(function, failures):
+    def fails(*args, **named):
         if failures:
             raise failures.pop()
-        return find(db, after)
+        return function(*args, **named)
 
-    monkeypatch.setattr(voice_news, "has_new", failing)
+    return fails
+
+
+async def test_a_look_that_fails_ends_nothing(server_with_receiver, monkeypatch):
+    server, receiver = server_with_receiver
+    failures = [RuntimeError("a bug"), StorageError("down")]
+    monkeypatch.setattr(voice_news, "has_new", failing(voice_news.has_new, failures))
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: receiver.told == [("voice.ready", "Ann")] and not failures)
 
@@ -316,14 +322,8 @@ async def test_what_is_not_noted_at_once_is_not_told_twice(
 ):
     server, receiver = server_with_receiver
     monkeypatch.setattr(webhook, "_NOTE_AGAIN_SECONDS", (0.01, 0.01, 0))
-    note, failures = voice_news.told, [StorageError("busy"), StorageError("busy")]
-
-    def told(db, news):
-        if failures:
-            raise failures.pop()
-        note(db, news)
-
-    monkeypatch.setattr(voice_news, "told", told)
+    failures = [StorageError("busy"), StorageError("busy")]
+    monkeypatch.setattr(voice_news, "told", failing(voice_news.told, failures))
     monkeypatch.setattr(webhook, "_CLAIM_SECONDS", 0.2)
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: not failures)

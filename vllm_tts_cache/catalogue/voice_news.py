@@ -12,10 +12,12 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Delete,
     Float,
     Index,
     Integer,
     Table,
+    Update,
     exists,
     func,
     literal,
@@ -52,13 +54,13 @@ voice_news = Table(
     Column("since", Float, nullable=False),
     Column("is_told", Integer, nullable=False),
     Column("num_attempts", Integer, nullable=False),
-    Column("next_try", Float, nullable=False),
+    Column("next_try", Float, nullable=False, default=0.0),
     Index("voice_news_generation", "generation", "state"),
     Index("voice_news_try", "is_told", "next_try"),
 )
 on_sqlite(voice_news, "UPDATE voice_news SET generation = NULL")
 _row = voice_news.c
-_KNOWN = {"since": 0.0, "is_told": 1, "num_attempts": 0, "next_try": 0.0}
+_KNOWN = {"since": 0.0, "is_told": 1, "num_attempts": 0}
 _ONE = select(_row.speaker_id).limit(1)
 _LIVING = "registered", "ready", "failed"
 _IS_THERE = exists().where(speaker.c.speaker_id == _row.speaker_id)
@@ -216,22 +218,27 @@ def claim(db: Connection, limit: int, seconds: float) -> list[News]:
 
 def told(db: Connection, news: News) -> None:
     """Note that news were told, or given up; of a deleted voice nothing is kept."""
-    if news.state == "deleted":
-        db.execute(voice_news.delete().where(*_is(news)))
-    else:
-        db.execute(voice_news.update().where(*_is(news)).values(is_told=1))
+    update = voice_news.update().values(is_told=1, next_try=0.0)
+    _change(db, news, voice_news.delete() if news.state == "deleted" else update)
 
 
 def failed(db: Connection, news: News, seconds: float) -> None:
     """Have news told again after a time."""
-    values = {"num_attempts": news.num_attempts + 1}
-    changed = voice_news.update().where(*_is(news))
-    db.execute(changed.values(**values, next_try=schema.now(db) + seconds))
+    next_try = schema.now(db) + seconds
+    values = {"num_attempts": news.num_attempts + 1, "next_try": next_try}
+    _change(db, news, voice_news.update().values(**values))
+
+
+def _change(db: Connection, news: News, change: Update | Delete) -> None:
+    """Change the row of news; of newer ones, only that they may be told now."""
+    if not db.execute(change.where(*_is(news))).rowcount:
+        where = _row.speaker_id == news.speaker_id
+        db.execute(voice_news.update().where(where).values(next_try=0.0))
 
 
 def _news(db: Connection, state: State) -> dict[str, Any]:
-    since = schema.now(db)
-    return {**_KNOWN, "state": state, "is_told": 0, "since": since}
+    # Without ``next_try``: what is being told arrives before what came after it.
+    return {**_KNOWN, "state": state, "is_told": 0, "since": schema.now(db)}
 
 
 def _due(db: Connection) -> "ColumnElement[bool]":

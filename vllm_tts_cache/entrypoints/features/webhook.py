@@ -96,7 +96,7 @@ class Webhook:
         # Behind it are voices that have not been looked at in this round.
         self._after = 0
         # Apart: a receiver that answers late holds nothing else up, nor do workers.
-        acts = self._follow, self._settle, self._tell
+        acts = partial(self._threads.run, self._follow), self._settle, self._tell
         self._tasks = [asyncio.create_task(self._repeat(act)) for act in acts]
 
     def shutdown(self) -> None:
@@ -126,12 +126,8 @@ class Webhook:
 
     # -------- finding
 
-    async def _follow(self) -> bool:
+    def _follow(self) -> bool:
         """Note what is new, replaced and deleted; return whether more may be."""
-        return await self._threads.run(self._follow_speakers)
-
-    def _follow_speakers(self) -> bool:
-        """Write only if there is something to note."""
         if not self._has_begun:
             with self._database.write_long() as db:
                 voice_news.begin(db)
@@ -161,8 +157,9 @@ class Webhook:
                 continue
             state, reason = await self._speakers.encodings.status(stored)
             if state in ("ready", "failed"):
-                new = {"number": number, "state": state, "reason": reason}
-                settle = partial(voice_news.settle, **new)
+                settle = partial(
+                    voice_news.settle, number=number, state=state, reason=reason
+                )
                 num_settled += sum(await self._threads.run(self._write, settle))
         # At once where voices were settled, and past generations without any.
         return num_settled > 0 or (self._after > 0 and not found)
@@ -179,8 +176,7 @@ class Webhook:
 
     async def _tell(self) -> bool:
         """Post what is due; return whether more may be."""
-        due = await self._threads.run(self._claim)
-        if not due:
+        if not (due := await self._threads.run(self._claim)):
             return False
         problems = await asyncio.gather(*map(self._problem_of_post, due))
         done = [*map(self._done, due, problems)]
