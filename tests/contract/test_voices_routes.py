@@ -103,6 +103,13 @@ async def in_both_ways(server, field, value):
     return with_clip, await server.embed(fields.pop("name"), **fields)
 
 
+async def test_a_field_that_is_not_known_is_left_out_and_said(server):
+    """A misspelt ``ref_text`` was dropped in silence, and the voice had none."""
+    for answer in await in_both_ways(server, "ref_txt", "Said."):
+        (warning,) = answer.json()["warnings"]
+        assert warning["code"] == "unknown_field" and "'ref_txt'" in warning["message"]
+
+
 CLIP_MAX_BYTES = 10 * 1024**2
 
 

@@ -1,16 +1,17 @@
 """Parses what clients send to the voices routes: forms, and the body of a PATCH."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-from fastapi import Form, Header, UploadFile
+from fastapi import Form, Header, Request, UploadFile
+from fastapi.dependencies.utils import get_flat_dependant
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.decode import name_of, naming
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
@@ -30,6 +31,7 @@ RepeatedKey = Annotated[
 _MIB = 1024 * 1024
 # The limit of a form's field in JSON, such as labels; embeddings have another one.
 _MAX_JSON_CHARS = 16_384
+_MAX_UNKNOWN = 8
 
 
 async def upload_of_form(
@@ -104,6 +106,15 @@ async def upload_of_form(
         expires_at=parse_time(expires_at),
         idempotency_key=idempotency_key,
     )
+
+
+def of_unknown(form: Mapping[str, Any], request: Request) -> Iterator[AudioWarning]:
+    """Warn of fields that the route does not know; stock leaves them out in silence."""
+    fields = get_flat_dependant(request.scope["route"].dependant).body_params
+    known = {field.alias for field in fields}
+    for name in sorted(form.keys() - known)[:_MAX_UNKNOWN]:
+        text = f"The form's field {name!r:.60} is not known here, and was left out."
+        yield AudioWarning("unknown_field", text)
 
 
 def transcript_of(ref_texts: Sequence[str], num_clips: int) -> str | None:

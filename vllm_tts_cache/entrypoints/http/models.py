@@ -83,7 +83,7 @@ class Voice(Answer):
 
 
 class Warned(Answer):
-    """A warning: no error, but it may be audible."""
+    """A warning: no error, but it may be audible, or a mistake."""
 
     code: str
     message: str

@@ -73,6 +73,7 @@ def shown(
 async def register_voice(
     handler: Handler,
     tenant: CallingTenant,
+    request: Request,
     upload: Annotated[Upload, Depends(forms.upload_of_form)],
     audio_sample: Annotated[
         list[UploadFile] | None,
@@ -133,9 +134,10 @@ async def register_voice(
     }
     if new.quality is not None:
         answer["quality"] = new.quality.to_dict()
-    if new.warnings:
+    warnings = [*new.warnings, *forms.of_unknown(await request.form(), request)]
+    if warnings:
         answer["warnings"] = [
-            {"code": str(each.code), "message": each.message} for each in new.warnings
+            {"code": str(each.code), "message": each.message} for each in warnings
         ]
     if handler.note is not None:
         answer["note"] = handler.note
@@ -310,7 +312,7 @@ async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
 
 
 async def _shown(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, Any]:
-    is_lost = await speakers.lookups.is_lost(found.record)
+    is_lost = await speakers.lookups.reads.run(speakers.store.is_lost, found.record)
     return {
         **await _status(speakers, found),
         "voice": shown(speakers, found.record, is_lost=is_lost),
