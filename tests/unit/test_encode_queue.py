@@ -41,10 +41,7 @@ class Work:
         return self.rest
 
     def is_done(self, job):
-        return job.encoder_name in self.kept and not job.is_forced
-
-    def is_stored(self, job):
-        return job.encoder_name in self.kept
+        return (job.encoder_name in self.kept and not job.is_forced) or None
 
     def encode(self, job):
         self.threads.add(threading.current_thread())
@@ -58,6 +55,7 @@ class Work:
     def keep(self, job, encoding):
         self.kept[job.encoder_name] = encoding
         self.failed.pop(job.encoder_name, None)
+        return True
 
     def note_failed(self, job, reason):
         self.failed[job.encoder_name] = JobState.FAILED, reason

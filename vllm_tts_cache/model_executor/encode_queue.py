@@ -349,14 +349,14 @@ class EncodeQueue:
             is_stuck = since is not None and self._clock() - since > MAX_ASIDE_SECONDS
             if not (is_mine or is_stuck):
                 return None
-            if not self._work.is_done(job):
+            if (is_stored := self._work.is_done(job)) is None:
                 began_at = self._clock()
                 encoding = self._work.encode(job)
                 encode_seconds = self._clock() - began_at
                 queue_seconds = began_at - job.queued_at
                 self.times.add(job, encode_seconds, queue_seconds)
-                self._work.keep(job, encoding)
-        return _READY if self._work.is_stored(job) else _IN_MEMORY
+                is_stored = self._work.keep(job, encoding)
+        return _READY if is_stored else _IN_MEMORY
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)

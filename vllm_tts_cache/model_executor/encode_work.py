@@ -261,22 +261,22 @@ class StoredEncodeWork:
         for encoder in self._encoders.values():
             self._device.run(encoder, audio)
 
-    def is_done(self, job: EncodeJob) -> bool:
-        """Tell whether the encoding exists; one that is only in memory is stored."""
+    def is_done(self, job: EncodeJob) -> bool | None:
+        """Tell whether the encoding is stored, or in memory only; None: is to be made.
+
+        One that was only in memory is stored, if it can be.
+        """
         if job.is_forced:
-            return False
+            return None
         if self._cache.is_stored(job.key):
             return True
         if job.is_in_memory:
-            found = self._cache.get(job.key, job.segment)
-            return found is not None and self._cache.put(job.key, found, job.segment)
+            key, segment = job.key, job.segment
+            found = self._cache.get(key, segment)
+            return None if found is None else self._cache.put(key, found, segment)
         # Another machine may have made it.
         has_copies = self._store.copies is not None
-        return has_copies and self._cache.load(job.key, job.segment)
-
-    def is_stored(self, job: EncodeJob) -> bool:
-        """Tell whether the encoding outlives this process."""
-        return self._cache.is_stored(job.key)
+        return (has_copies and self._cache.load(job.key, job.segment)) or None
 
     def encode(self, job: EncodeJob) -> Encoding:
         """Make the encoding. Raises: MissingAudioError, EncodeError, StorageError."""
@@ -290,15 +290,18 @@ class StoredEncodeWork:
         self.num_encodes[job.encoder_name] += 1
         return encoding
 
-    def keep(self, job: EncodeJob, encoding: Encoding) -> None:
+    def keep(self, job: EncodeJob, encoding: Encoding) -> bool:
         """Store the encoding, on disk and in memory; where one fails, in the other.
+
+        Returns: Whether it is stored, and not only in memory.
 
         Raises:
             MissingAudioError: Its audio was deleted meanwhile.
             EncodeError: Neither has room for it.
         """
-        if self._cache.put(job.key, encoding, job.segment):
-            return
+        is_stored = self._cache.put(job.key, encoding, job.segment)
+        if is_stored is not None:
+            return is_stored
         if not self._store.has_audio(job.key.audio_sha256):
             raise MissingAudioError("its reference audio was deleted meanwhile")
         raise EncodeError("its encoding fits neither in memory nor on the disk")

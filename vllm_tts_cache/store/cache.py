@@ -286,8 +286,12 @@ class EncodingCache:
         self.memory.put(key, encoding, segment, since=since)
         return encoding
 
-    def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> bool:
-        """Publish the encoding and keep it in memory; False if neither has it.
+    def put(
+        self, key: EncodingKey, encoding: Encoding, segment: Segment
+    ) -> bool | None:
+        """Publish the encoding and keep it in memory; return whether it is stored.
+
+        None if neither has it.
 
         If its audio was deleted neither keeps it; if the disk fails only memory does,
         and a row says when a registered voice's is stored again.
@@ -295,7 +299,7 @@ class EncodingCache:
         since, is_stored = self.memory.num_deletes, True
         try:
             if not self._store.writer.publish(key, encoding):
-                return False
+                return None
         except StorageError as exc:
             self._count_error(exc)
             # Only the memory can say whether the audio was deleted meanwhile.
@@ -304,7 +308,8 @@ class EncodingCache:
             if segment is _REGISTERED and not is_away:
                 with suppress(StorageError):
                     self._store.note_failed(key, f"it was not stored: {exc}")
-        return self.memory.put(key, encoding, segment, since=since) or is_stored
+        is_kept = self.memory.put(key, encoding, segment, since=since)
+        return is_stored if is_stored or is_kept else None
 
     def load(self, key: EncodingKey, segment: Segment) -> bool:
         """Bring a stored encoding into memory or else onto this disk; False if neither.
