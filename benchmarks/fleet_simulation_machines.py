@@ -371,8 +371,8 @@ class Replica:
 
     async def holds(self, sha: str) -> dict[str, Any]:
         """Whether this worker's memory, or its copies, have an audio's encoding."""
-        found = self._speakers.stored_encoding(sha, FINGERPRINT)
-        return {"is_held": found is not None}
+        found = self._speakers.encoding(wire.EncodingCall(sha, FINGERPRINT))
+        return {"is_held": found.encoding is not None}
 
     async def recover(self) -> None:
         await asyncio.to_thread(self._store.recover_copies)

@@ -19,7 +19,13 @@ from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.ranks import ALONE
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
-from vllm_tts_cache.speaker.wire import JobState, Want, WantCall, WantReport
+from vllm_tts_cache.speaker.wire import (
+    DescribeCall,
+    JobState,
+    Want,
+    WantCall,
+    WantReport,
+)
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 METHODS = {method.__name__: method for method in rpc_methods.METHODS}
@@ -126,7 +132,7 @@ def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
 
 def prepare(speakers, ref, encoder_names, *, rank=0, **want):
     """Have encodings made, and wait until the worker is idle; what it said at first."""
-    speakers.accept(SECRET)
+    speakers.describe(DescribeCall(SECRET), rank)
     reports = wanted(speakers, ref, encoder_names, rank=rank, **want)
     wait_until_idle(speakers)
     return {name: report.state for name, report in reports.items()}

@@ -1,6 +1,7 @@
 """Registered voices and cached reference encodings for vLLM-Omni text-to-speech."""
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, NamedTuple
 
 __version__ = "0.1.0"
@@ -12,6 +13,14 @@ SUPPORTED_HOSTS = ("0.30", "0.32")
 def is_supported_host(version: str) -> bool:
     """Tell whether this package is for a version of vLLM-Omni, or of vLLM."""
     return any(f"{version}.".startswith(f"{host}.") for host in SUPPORTED_HOSTS)
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a package, or None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 _MARK = "_vllm_tts_cache_patch"

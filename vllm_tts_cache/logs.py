@@ -44,12 +44,7 @@ class Counters:
 class ThrottledLog:
     """Writes at most one line per cause and minute; safe in any thread."""
 
-    def __init__(
-        self,
-        logger: logging.Logger = logger,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._logger = logger
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._lock = threading.Lock()
         # cause -> (time of its last line, number of lines suppressed since).
@@ -84,7 +79,7 @@ class ThrottledLog:
         if num_suppressed:
             line += f" ({num_suppressed} more like this were not logged)"
         # A formatter that shows the source line shows the caller's, not this one.
-        self._logger.warning("%s", line, stacklevel=2, exc_info=mistake)
+        logger.warning("%s", line, stacklevel=2, exc_info=mistake)
 
 
 def printable(text: str, max_chars: int = _MAX_CHARS) -> str:

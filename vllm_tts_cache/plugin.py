@@ -13,10 +13,9 @@ import logging
 import sys
 from contextlib import closing
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
-from vllm_tts_cache import SUPPORTED_HOSTS, is_supported_host
+from vllm_tts_cache import SUPPORTED_HOSTS, installed_version, is_supported_host
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 _warn_once = cache(logger.warning)
@@ -82,7 +81,7 @@ def _is_wanted() -> bool:
 
 
 def _host_is_supported() -> bool:
-    version = _host_version()
+    version = installed_version("vllm-omni")
     if version is None or is_supported_host(version):
         return version is not None
     _warn_once(f"{_unsupported(version)} it stays switched off. {_ADVICE}.")
@@ -97,7 +96,7 @@ def _refuse_unsupported_host() -> None:
     from vllm_tts_cache.config import load_settings
     from vllm_tts_cache.errors import ConfigError
 
-    version = _host_version()
+    version = installed_version("vllm-omni")
     if _API_SERVER not in sys.modules or version is None or is_supported_host(version):
         return
     settings = load_settings()
@@ -126,13 +125,6 @@ def _has_voices(directory: Path) -> bool:
             return db.execute("SELECT 1 FROM speaker LIMIT 1").fetchone() is not None
     except sqlite3.Error:
         return True
-
-
-def _host_version() -> str | None:
-    try:
-        return metadata.version("vllm-omni")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _unsupported(version: str) -> str:

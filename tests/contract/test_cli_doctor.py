@@ -79,6 +79,8 @@ def test_what_is_installed_can_be_imported_together():
         ),
         ({"SPEAKER_CACHE_ENABLED": "0"}, "settings", "warn"),
         ({"SPEAKER_CACHE_MAX_BITES": "1"}, "settings", "fail"),
+        ({"SPEAKER_TENANT_FILE": "keys.yaml"}, "settings", "warn"),
+        ({"SPEAKER_URL": "http://a", "SPEAKER_MODEL": "b"}, "settings", "ok"),
     ),
 )
 def test_what_keeps_vllm_from_loading_us_is_said(environ, name, status):

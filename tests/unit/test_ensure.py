@@ -399,19 +399,6 @@ async def test_workers_with_different_encoders_are_refused(tmp_path):
         each.close()
 
 
-async def test_a_worker_that_cannot_be_asked_fails_all_who_wait(rig, monkeypatch):
-    need = rig.need()
-    await rig.ensurer.fingerprints()
-
-    async def broken(*args, **kwargs):
-        raise RuntimeError("gone")
-
-    monkeypatch.setattr(rig.engine, "collective_rpc", broken)
-    with pytest.raises(WorkerRPCError, match="gone"):
-        await asyncio.wait_for(rig.ensurer.ensure(need), 60)
-    assert rig.ensurer.num_flights == 0
-
-
 async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
     """It began anew for those who waited, and asked as long as they did."""
     rig.encoders[0].gate.clear()
@@ -644,6 +631,7 @@ async def test_a_wait_ends_while_the_catalogue_answers_and_no_worker_does(
     is_away = True
     with pytest.raises(WorkerRPCError, match="gone"):
         await asyncio.wait_for(waiting, 60)
+    assert rig.ensurer.num_flights == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])

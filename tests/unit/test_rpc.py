@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -128,7 +127,7 @@ SILENT = [
 
 @pytest.mark.parametrize("silent", SILENT, ids=["dead", "none", "unsupported", "rank"])
 def test_live_replicas_answer_for_one_that_does_not(silent, plugin_log, monkeypatch):
-    throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    throttled = ThrottledLog()
     monkeypatch.setattr(rpc_client, "throttled", throttled)
     for results in ([[OURS], silent, [OURS]], [silent, [OURS]]):
         answers = checked_answers(DESCRIBE, results)

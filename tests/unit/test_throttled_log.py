@@ -26,7 +26,7 @@ def log():
         now = 1000.0
 
         def __init__(self):
-            super().__init__(logger, lambda: self.now)
+            super().__init__(lambda: self.now)
 
         def wait(self, seconds):
             self.now += seconds

@@ -28,7 +28,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS
-from vllm_tts_cache.speaker.wire import JobState, WantCall
+from vllm_tts_cache.speaker.wire import EncodingCall, JobState, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey
 
 NAMES = ("speaker", "codec")
@@ -271,7 +271,7 @@ def test_a_voice_that_memory_answers_for_is_not_the_first_to_leave_a_full_disk(
     speakers.prompt(hot, ["codec"])
     speakers.close()  # hands on what was noted, as it does now and then
     fingerprint = speakers.fingerprints["codec"]
-    size = len(speakers.stored_encoding(hot.audio_sha256, fingerprint))
+    size = len(speakers.encoding(EncodingCall(hot.audio_sha256, fingerprint)).encoding)
     full = worker_speakers(
         tmp_path, [SpectrumEncoder("codec")], disk_max_bytes=2 * size, inline_share=0.0
     )
@@ -331,7 +331,8 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(
         spectra(speakers, ref)
         look(speakers, ref)
         wanted(speakers, ref_of(clip(1)), NAMES)
-        speakers.stored_encoding(ref.audio_sha256, speakers.fingerprints["codec"])
+        codec = speakers.fingerprints["codec"]
+        speakers.encoding(EncodingCall(ref.audio_sha256, codec))
         speakers.stats()
         speakers.failed(["x"])
         if engine == "bucket":
@@ -383,7 +384,8 @@ def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
         look(speakers, ref)
         wanted(speakers, ref, NAMES)
         speakers.stats()
-        speakers.stored_encoding(other.audio_sha256, speakers.fingerprints["codec"])
+        codec = speakers.fingerprints["codec"]
+        speakers.encoding(EncodingCall(other.audio_sha256, codec))
         return speakers.delete([ref.audio_sha256]).busy
 
     monkeypatch.setattr(os, "fsync", slow)

@@ -157,14 +157,16 @@ def prefixes(db: Connection) -> set[str]:
     return set(db.execute(query).scalars())
 
 
-def artifacts(db: Connection, audio_sha256s: Sequence[str]) -> dict[str, set[str]]:
-    """Return which artifacts are stored of each audio."""
-    found: dict[str, set[str]] = {sha: set() for sha in audio_sha256s}
+def artifacts(
+    db: Connection, audio_sha256s: Sequence[str]
+) -> dict[str, frozenset[str]]:
+    """Return what each audio has: ``AUDIO``, encoders' fingerprints."""
+    found = dict.fromkeys(audio_sha256s, frozenset[str]())
     columns = select(stored_file.c.audio_sha256, stored_file.c.artifact)
     for some in slices(list(found)):
         query = columns.where(stored_file.c.audio_sha256.in_(some))
         for sha, artifact in db.execute(query):
-            found[sha].add(artifact)
+            found[sha] |= {artifact}
     return found
 
 

@@ -145,7 +145,7 @@ class SpeakerSide:
 
     def _count_prompt(self) -> None:
         if self.tts_cache_speakers is not None:
-            self.tts_cache_speakers.count_prompt()
+            self.tts_cache_speakers.num_prompts += 1
 
     def _ranks(self) -> Ranks:
         """Return the processes that run the model together."""

@@ -168,30 +168,6 @@ def _method(
     return method
 
 
-def _describe(
-    speakers: "WorkerEncodings", call: wire.DescribeCall, rank: int
-) -> wire.Described:
-    """Take the secret; return the encoders and the store."""
-    speakers.accept(call.secret)
-    return wire.Described(
-        rank=rank,
-        fingerprints=speakers.fingerprints,
-        store_id=speakers.store_id.id,
-        store_place=speakers.store_id.place,
-    )
-
-
-def _encoding(
-    speakers: "WorkerEncodings", call: wire.EncodingCall, _rank: int
-) -> wire.EncodingAnswer:
-    """Return an encoding in its stored form.
-
-    For an API process that cannot read it from the disk.
-    """
-    stored = speakers.stored_encoding(call.audio_sha256, call.fingerprint)
-    return wire.EncodingAnswer(encoding=stored)
-
-
 def _delete(
     side: "WorkerEncodings | DecoderStates", call: wire.DeleteCall, _rank: int
 ) -> wire.Deleted:
@@ -210,9 +186,9 @@ def _stats(speakers: "WorkerEncodings", rank: int) -> wire.WorkerStats:
 
 
 METHODS = (
-    _method("tts_cache_describe", SPEAKERS, _describe, wire.DescribeCall),
+    _method("tts_cache_describe", SPEAKERS, "describe", wire.DescribeCall),
     _method("tts_cache_want", SPEAKERS, "want", wire.WantCall),
-    _method("tts_cache_encoding", SPEAKERS, _encoding, wire.EncodingCall),
+    _method("tts_cache_encoding", SPEAKERS, "encoding", wire.EncodingCall),
     _method("tts_cache_delete", SPEAKERS, _delete, wire.DeleteCall),
     _method(
         "tts_cache_failed",

@@ -24,7 +24,10 @@ from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
 from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef, encoders_id
 from vllm_tts_cache.speaker.wire import (
     Deleted,
-    EncodeTimes,
+    DescribeCall,
+    Described,
+    EncodingAnswer,
+    EncodingCall,
     JobState,
     SpeakerStats,
     Want,
@@ -194,6 +197,8 @@ class WorkerEncodings:
     Attributes:
         fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
         num_calls: How often each method of the RPC was called.
+        num_prompts: Requests that got their speaker prompt, from here or from their KV.
+        encode_times: Returns how long encodes took and waited since the start.
 
     Raises: StorageError.
     """
@@ -220,6 +225,7 @@ class WorkerEncodings:
             open_turns(settings, store.database),
             max_waiting_inline=settings.max_waiting_inline,
         )
+        self.encode_times = self._queue.times.times
         # This machine's copies may be of audio that was deleted meanwhile.
         self._recovering = (
             recover_aside(store.recover_copies) if ranks.is_first else None
@@ -233,7 +239,7 @@ class WorkerEncodings:
         # Of all API servers, and of before a change: a prompt may be built again.
         self._secrets: list[bytes] = []
         self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
-        self._num_prompts = 0
+        self.num_prompts = 0
         self._num_failed_prompts = 0
         self.num_calls: Counter[str] = Counter()
 
@@ -313,10 +319,6 @@ class WorkerEncodings:
         self._recency.note(ref.audio_sha256)
         return {name: e for name, e in found.items() if e is not None}
 
-    def count_prompt(self) -> None:
-        """Count a request that got its speaker prompt, from here or from its KV."""
-        self._num_prompts += 1
-
     def remember_failed_prompt(self, request_id: str, cause: str) -> None:
         """Count a request that failed without its prompt, and remember why."""
         self._num_failed_prompts += 1
@@ -324,10 +326,12 @@ class WorkerEncodings:
 
     # -------- for the RPC
 
-    def accept(self, secret: bytes) -> None:
-        """Accept speakers that are signed with a secret."""
-        others = [each for each in self._secrets if each != secret]
-        self._secrets = [secret, *others][:8]
+    def describe(self, call: DescribeCall, rank: int) -> Described:
+        """Accept speakers that are signed with a secret; return encoders and store."""
+        others = [each for each in self._secrets if each != call.secret]
+        self._secrets = [call.secret, *others][:8]
+        id_, place = self.store_id.id, self.store_id.place
+        return Described(rank, self.fingerprints, id_, place)
 
     def want(self, call: WantCall, rank: int) -> WantAnswer:
         """Queue a client's new wants, and report which have ended; returns at once.
@@ -360,12 +364,14 @@ class WorkerEncodings:
             if name in asked
         }
 
-    def stored_encoding(self, audio_sha256: str, fingerprint: str) -> bytes | None:
-        """Return an encoding in its stored form; None if it is not there."""
-        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
+    def encoding(self, call: EncodingCall, _rank: int = 0) -> EncodingAnswer:
+        """Return an encoding, for an API process that cannot read it from the disk."""
+        key = EncodingKey(
+            audio_sha256=call.audio_sha256, encoder_fingerprint=call.fingerprint
+        )
         # The segment is not known here; an inline entry evicts no registered one.
         found = self._cache.get(key, Segment.INLINE)
-        return None if found is None else encoding_to_bytes(key, found)
+        return EncodingAnswer(None if found is None else encoding_to_bytes(key, found))
 
     def delete(self, audio_sha256s: Collection[str]) -> Deleted:
         """Delete the audios from memory, from copies on disk and from the queue.
@@ -397,14 +403,10 @@ class WorkerEncodings:
             failed_encodes={name: num_failed[name] for name in self.fingerprints},
             disk_evictions=dict(self._store.writer.evictions.snapshot()),
             bucket=self._store.bucket_counts(),
-            prompts=self._num_prompts,
+            prompts=self.num_prompts,
             failed_prompts=self._num_failed_prompts,
             rpc_calls=dict(self.num_calls),
         )
-
-    def encode_times(self) -> list[EncodeTimes]:
-        """Return how long encodes took and waited since the start."""
-        return self._queue.times.times()
 
     def close(self) -> None:
         """End the threads, the encode thread after its running job, and the store."""

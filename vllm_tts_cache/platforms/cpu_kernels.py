@@ -27,7 +27,6 @@ from torch import nn
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import cpu_attn
-from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend, SDPAImpl
 from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
@@ -150,15 +149,7 @@ def _hand_on_outputs(self: Any) -> None:
 class CPUDiffusionAttention(SDPAImpl):
     """Torch's attention."""
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_metadata: AttentionMetadata | None = None,
-    ) -> torch.Tensor:
-        """Compute ``(batch, length, heads, head_size)`` as on a GPU."""
-        return self.forward_cuda(query, key, value, attn_metadata)
+    forward = SDPAImpl.forward_cuda
 
 
 class CPUDiffusionBackend(SDPABackend):

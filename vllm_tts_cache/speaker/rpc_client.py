@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -272,12 +272,13 @@ def refuse_elsewhere(answers: Sequence[wire.Described], store_id: "StoreId") -> 
     Raises: ForeignStoreError that names both directories and the setting.
     """
     for answer in answers:
-        there = replace(store_id, id=answer.store_id, place=answer.store_place)
-        if store_id.is_elsewhere(there):
+        # Either has no id if a directory takes none.
+        if "" != answer.store_id != store_id.id != "":
             raise ForeignStoreError(
-                f"The worker of rank {answer.rank} keeps speakers in {there.place}, "
-                f"which is another directory than this process's, {store_id.place}: no "
-                "voice can be cloned. Set SPEAKER_SAMPLES_DIR to one that both see."
+                f"The worker of rank {answer.rank} keeps speakers in "
+                f"{answer.store_place}, which is another directory than this "
+                f"process's, {store_id.place}: no voice can be cloned. Set "
+                "SPEAKER_SAMPLES_DIR to one that both see."
             )
 
 

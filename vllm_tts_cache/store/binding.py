@@ -242,10 +242,6 @@ class StoreId:
     id: str = ""
     place: str = ""
 
-    def is_elsewhere(self, other: "StoreId") -> bool:
-        """Whether these are two stores; False if one has no id."""
-        return bool(self.id and other.id) and self.id != other.id
-
 
 def mark(root: Path) -> None:
     """Give the directory its id, unless it has one.

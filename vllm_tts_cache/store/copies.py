@@ -42,11 +42,6 @@ class Copies:
         self._written = max_bytes  # the first write trims what others left
         self._log = ThrottledLog()
 
-    def counts(self) -> dict[str, int]:
-        """Return `counters`, with 0 for what never happened."""
-        counted = self.counters.snapshot()
-        return {name: counted[name] for name in ("fetched", "lost", "corrupt")}
-
     def read(self, audio_sha256: str, artifact: str) -> bytes | None:
         """Return a copy's bytes, unverified; None if missing. Raises: StorageError."""
         blob = self.directory.read(audio_sha256, artifact)

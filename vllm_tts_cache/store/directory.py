@@ -35,12 +35,7 @@ from vllm_tts_cache.files import (
     write_private,
 )
 from vllm_tts_cache.store import locks
-from vllm_tts_cache.store.encoding import (
-    ADDRESS,
-    EncodingKey,
-    encoding_from_bytes,
-    is_address,
-)
+from vllm_tts_cache.store.encoding import ADDRESS, EncodingKey, encoding_from_bytes
 from vllm_tts_cache.store.locks import Presence
 
 T = TypeVar("T")
@@ -212,13 +207,13 @@ class StoreDirectory:
     def addresses(self, prefix: str) -> list[str]:
         """Return the addresses under a prefix that have a directory."""
         names = _names(self.store / prefix)
-        return [name for name in names if is_address(name) and name.startswith(prefix)]
+        return [n for n in names if ADDRESS.fullmatch(n) and n.startswith(prefix)]
 
     def artifacts(self, audio_sha256: str) -> set[str]:
         """Return which artifacts of an audio have files."""
         names = _names(self.audio_directory(audio_sha256))
         stems = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
-        return {stem for stem in stems if stem == AUDIO or is_address(stem)}
+        return {stem for stem in stems if stem == AUDIO or ADDRESS.fullmatch(stem)}
 
     def files(self, prefix: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Yield address, artifact and status of each file under a prefix."""

@@ -146,8 +146,8 @@ def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
     with database.read() as db:
         differing = stored_files.unowned(db, prefix, prefix + "g")
         if isinstance(blobs, BucketOwner):  # there most rows have no file
-            known, settle = stored_files.artifacts(db, list(found)), _settle_copies
-            differing |= {sha for sha in found if found[sha] - known[sha]}
+            stored, settle = stored_files.artifacts(db, list(found)), _settle_copies
+            differing |= {sha for sha in found if found[sha] - stored[sha]}
         else:
             for row in stored_files.between(db, prefix, prefix + "g"):
                 known.setdefault(row.audio_sha256, set()).add(row.artifact)

@@ -10,7 +10,7 @@ What must hold, whenever a process dies:
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -176,6 +176,7 @@ class SpeakerStore:
     expired_names = _reading(speakers.expired_names)
     speaker_embedding = _reading(speakers.embedding)
     failures = _reading(stored_files.failures)
+    stored_artifacts = _reading(stored_files.artifacts)
     last_used = _reading(stored_files.last_used_speakers)
     records = _reading(pages.records)
     names = _reading(pages.names)
@@ -229,14 +230,6 @@ class SpeakerStore:
         """Whether the audio has a row, registered or inline; reads an index."""
         with self.database.read() as db:
             return stored_files.find(db, audio_sha256, AUDIO) is not None
-
-    def stored_artifacts(
-        self, audio_sha256s: Sequence[str]
-    ) -> dict[str, frozenset[str]]:
-        """Return what each audio has: ``AUDIO``, encoders' fingerprints."""
-        with self.database.read() as db:
-            found = stored_files.artifacts(db, audio_sha256s)
-        return {sha: frozenset(artifacts) for sha, artifacts in found.items()}
 
     def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
         """Return the number for the next call, and encodings stored after ``file_id``.
@@ -398,7 +391,10 @@ class SpeakerStore:
 
     def bucket_counts(self) -> dict[str, int]:
         """Return how many objects were fetched, lost, corrupt; {} without a bucket."""
-        return {} if self.copies is None else self.copies.counts()
+        if self.copies is None:
+            return {}
+        counted = self.copies.counters.snapshot()
+        return {name: counted[name] for name in ("fetched", "lost", "corrupt")}
 
     def verify(self) -> list[str]:
         """Read every file and row; return a line for each fault, repair none."""
@@ -421,9 +417,7 @@ class SpeakerStore:
     def _read_encoding(
         self,
         key: EncodingKey,
-        read: Callable[
-            [EncodingKey, Callable[[bytes, EncodingKey], Encoding]], Encoding | None
-        ],
+        read: Callable[..., Encoding | None],
     ) -> Encoding | None:
         try:
             return read(key, encoding_from_bytes)

@@ -70,7 +70,7 @@ class WeightBuilder:
         """Return a view that puts ``prefix`` and a dot before every name."""
         return WeightBuilder(self._seed, f"{self._prefix}{prefix}.", self.tensors)
 
-    def normal(self, name: str, shape: Sequence[int], std: float) -> Tensor:
+    def normal(self, name: str, shape: Sequence[int], std: float = 1.0) -> Tensor:
         """Add ``name``, float32, drawn from N(0, std^2)."""
         return self._add(
             name, torch.randn(shape, generator=self._generator(name)) * std
@@ -150,24 +150,15 @@ def add_all(
         draw(weights, name, shape)
 
 
-def constant(value: float) -> Draw:
-    """Return a `Draw` that fills a tensor with a value."""
-    return lambda weights, name, shape: weights.fill(name, shape, value)
+def _by(draw: Callable[..., Tensor]) -> Callable[..., Draw]:
+    return lambda *options: (
+        lambda weights, name, shape: draw(weights, name, shape, *options)
+    )
 
 
-def projected(gain: float = 1.0) -> Draw:
-    """Return a `Draw` by `WeightBuilder.projection`."""
-    return lambda weights, name, shape: weights.projection(name, shape, gain)
-
-
-def centred(gain: float = 1.0) -> Draw:
-    """Return a `Draw` by `WeightBuilder.centred`."""
-    return lambda weights, name, shape: weights.centred(name, shape, gain)
-
-
-def normal(std: float = 1.0) -> Draw:
-    """Return a `Draw` by `WeightBuilder.normal`."""
-    return lambda weights, name, shape: weights.normal(name, shape, std)
+# Each returns a `Draw` by a method of the builder, with the method's last argument.
+constant, projected = _by(WeightBuilder.fill), _by(WeightBuilder.projection)
+centred, normal = _by(WeightBuilder.centred), _by(WeightBuilder.normal)
 
 
 def add_layers(

@@ -12,6 +12,7 @@ from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
 from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.speaker.wire import DescribeCall
 from vllm_tts_cache.store.encoding import EncodingKey
 
 TEXT = "The keeper counts the ships, and then counts them again."
@@ -35,7 +36,7 @@ class Voice:
         audio_sha256 = hashlib.sha256(codes.tobytes()).hexdigest()
         ref = SpeakerRef(audio_sha256=audio_sha256, segment=Segment.REGISTERED)
         self.ref = ref.signed(SECRET, "")
-        self.speakers.accept(SECRET)
+        self.speakers.describe(DescribeCall(SECRET), 0)
         self.key = EncodingKey(
             audio_sha256=audio_sha256,
             encoder_fingerprint=self.speakers.fingerprints[CODEC],

@@ -1,6 +1,5 @@
 import dataclasses
 import hashlib
-import logging
 
 import av
 import numpy as np
@@ -299,7 +298,7 @@ def test_arrays_that_are_no_audio_are_corrupt(wrong):
 def test_an_upload_that_a_newer_decoder_reads_otherwise_is_used_with_one_warning(
     clips, monkeypatch, plugin_log
 ):
-    log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    log = ThrottledLog()
     monkeypatch.setattr(audio_file, "_log", log)
     decoded = decode_clips(files_of(clips))
     encoding = to_encoding(decoded.audio, decoded.sources)

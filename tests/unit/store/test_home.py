@@ -1,11 +1,14 @@
 """Two directories are told apart, and one from no two paths."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from vllm_tts_cache import files
+from vllm_tts_cache.speaker.rpc_client import ForeignStoreError, refuse_elsewhere
+from vllm_tts_cache.speaker.wire import Described
 from vllm_tts_cache.store import binding
 from vllm_tts_cache.store.binding import StoreId, store_id_of
 
@@ -19,7 +22,6 @@ def test_a_directory_keeps_its_id_whatever_it_is_called(open_here, tmp_path):
     mounted = store_id_of(tmp_path / "mounted")
     assert mounted.id == first.id
     assert mounted.place != first.place
-    assert not mounted.is_elsewhere(first)
 
 
 def test_two_directories_are_told_apart(tmp_path):
@@ -29,8 +31,10 @@ def test_two_directories_are_told_apart(tmp_path):
         binding.mark(tmp_path / name)
         homes.append(store_id_of(tmp_path / name))
     first, second = homes
-    assert first.is_elsewhere(second)
-    assert second.is_elsewhere(first)
+    worker = Described(0, {}, second.id, second.place)
+    with pytest.raises(ForeignStoreError, match=re.escape(second.place)):
+        refuse_elsewhere([worker], first)
+    refuse_elsewhere([worker], second)
 
 
 def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
@@ -55,8 +59,8 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
     binding.mark(tmp_path)
     nameless = store_id_of(tmp_path)
     assert nameless.id == ""
-    assert not nameless.is_elsewhere(StoreId(id="1"))
-    assert not StoreId(id="1").is_elsewhere(nameless)
+    refuse_elsewhere([Described(0, {}, "1", "there")], nameless)
+    refuse_elsewhere([Described(0, {}, nameless.id, "there")], StoreId(id="1"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])

