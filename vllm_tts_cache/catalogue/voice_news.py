@@ -18,6 +18,7 @@ from sqlalchemy import (
     Integer,
     Table,
     Update,
+    case,
     exists,
     func,
     literal,
@@ -66,6 +67,8 @@ _LIVING = "registered", "ready", "failed"
 _IS_THERE = exists().where(speaker.c.speaker_id == _row.speaker_id)
 _IS_GONE = _row.generation.is_(None) & _row.state.in_(_LIVING) & ~_IS_THERE
 _CHANGED_AT_ONCE = 500
+# Others leave a message alone for so long while it is sent.
+CLAIM_SECONDS = 120.0
 
 
 class News(NamedTuple):
@@ -237,8 +240,10 @@ def _change(db: Connection, news: News, change: Update | Delete) -> None:
 
 
 def _news(db: Connection, state: State) -> dict[str, Any]:
-    # Without ``next_try``: what is being told arrives before what came after it.
-    return {**_KNOWN, "state": state, "is_told": 0, "since": schema.now(db)}
+    now = schema.now(db)
+    # What is being told arrives before this does; what failed is told no more.
+    next_try = case((_row.next_try > now + CLAIM_SECONDS, 0.0), else_=_row.next_try)
+    return {**_KNOWN, "state": state, "is_told": 0, "since": now, "next_try": next_try}
 
 
 def _due(db: Connection) -> "ColumnElement[bool]":

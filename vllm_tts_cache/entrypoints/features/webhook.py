@@ -44,8 +44,6 @@ FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 3600.0
 MAX_ATTEMPTS = 32
 AT_ONCE = 8
 _SETTLED_AT_ONCE = 100
-# Others leave a message alone for so long while it is sent.
-_CLAIM_SECONDS = 120.0
 _NOTE_AGAIN_SECONDS = (1, 5, 10, 20, 0)
 _IN_BASE64 = "whsec_"
 
@@ -192,7 +190,7 @@ class Webhook:
             if not voice_news.is_due(db):
                 return []
         with self._database.write() as db:
-            return voice_news.claim(db, AT_ONCE, _CLAIM_SECONDS)
+            return voice_news.claim(db, AT_ONCE, voice_news.CLAIM_SECONDS)
 
     def _done(self, news: News, problem: str | None) -> Callable[[Connection], None]:
         """Return what notes that news were posted, or are to be posted again."""
