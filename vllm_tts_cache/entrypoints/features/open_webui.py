@@ -50,8 +50,7 @@ async def show_open_webui(
 
     It changes with the secret of the catalogue.
     """
-    database = handler.speakers.store.database
-    secret = await handler.speakers.lookups.reads.run(database.secret)
+    secret = await handler.speakers.texts.run(handler.speakers.store.database.secret)
     return {"base_url": f"{request.base_url}open-webui/{_token(secret, tenant)}"}
 
 
@@ -64,15 +63,15 @@ names_router = APIRouter()
 )
 async def list_for_open_webui(handler: voices.Handler, token: Token) -> Any:
     """List the names of a tenant's voices, at most 1,000."""
-    reads = handler.speakers.lookups.reads
+    run = handler.speakers.texts.run
     try:
-        if (tenant := await reads.run(_tenant_of, handler.speakers, token)) is None:
+        if (tenant := await run(_tenant_of, handler.speakers, token)) is None:
             reason = "no such path: GET /v1/open_webui, with a key, shows yours"
             raise HTTPException(HTTPStatus.NOT_FOUND, reason)
         page = Page(limit=voices.MAX_PAGE, tenant=tenant.name)
         listed = await voices.list_voices(handler, page, names_only=True)
-    except TTSCacheError as exc:
-        return routing.json_response(exc)
+    except TTSCacheError as exc:  # whose text may name a path, and nobody gave a key
+        raise HTTPException(exc.http_status, "the voices cannot be read now") from exc
     return {"voices": json.loads(bytes(listed.body))["data"]}
 
 
