@@ -276,5 +276,7 @@ async def test_a_control_token_is_refused_in_every_text(server, own_case):
             assert any(part in said for part in parts), said
     assert server.engine.prompts == []
     assert server.service.store.num_speakers() == 0
+    given = {"ref_text": SPOKEN, "settings": '{"instructions": null}'}
+    assert (await server.register("Bob", wav(), **given)).is_success
     text = "a <b> c, < s > and [laughter],\n\nso on"
     await speak(server, input=text, ref_audio=data_url(), ref_text=SPOKEN)

@@ -69,7 +69,7 @@ class Speech(CachedServingSpeech):
             seen = request_speaker.as_clone(asked, mode, stored_ref_text=None)
             adapter.tts_cache_check(seen)
             if isinstance(adapter, TextCheckingAdapter):
-                for field in kept.keys() & {"language", "instructions"}:
-                    adapter.tts_cache_check_text(field, kept[field])
+                for field in ("language", "instructions"):
+                    adapter.tts_cache_check_text(field, kept.get(field) or "")
         except SpeakerRequestError as exc:
             raise InvalidSpeakerError("settings", str(exc)) from exc
