@@ -209,7 +209,6 @@ class ConsentInUseError(SpeakerRequestError, status=409):
     """A consent recording cannot be deleted, as voices name it as their consent (409).
 
     Attributes:
-        voices: Ids and names of some of these voices.
         details: Fields of the answer beside ``error``.
     """
 
@@ -219,7 +218,6 @@ class ConsentInUseError(SpeakerRequestError, status=409):
             f"Voices stand on the consent recording {consent_id!r}: {names}. Delete "
             "them first; nothing was changed."
         )
-        self.voices = tuple(voices)
         self.details = {"voices": [{"id": id_, "name": name} for id_, name in voices]}
 
 
@@ -415,6 +413,16 @@ class EncodeError(ServerFaultError):
     """A reference encoder failed on a clip; a later call tries again."""
 
 
+class NotStoredError(EncodeError, status=503):
+    """An encoding was made and could not be stored; it is tried again (503)."""
+
+    retry_after_seconds = 10
+    text = (
+        "The voice speaks, but its encoding could not be stored, and the log of the "
+        "server says why. It is tried again."
+    )
+
+
 class GoneError(EncodeError):
     """Data that a request's prompt names was deleted before it ran: resolve it anew."""
 
@@ -422,9 +430,7 @@ class GoneError(EncodeError):
 class AudioGoneError(GoneError):
     """The reference audio is not stored (any more); a caller with it may store it."""
 
-    def __init__(self, audio_sha256: str):
-        super().__init__("The reference audio is not stored (any more).")
-        self.audio_sha256 = audio_sha256
+    text = "The reference audio is not stored (any more)."
 
 
 class SpeakerReplacedError(GoneError, status=503):

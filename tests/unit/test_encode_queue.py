@@ -107,7 +107,7 @@ class Rig:
         """How far a key is."""
         key, running = make_key(name), self.queue._running
         if running is not None and running.key == key:
-            return self.queue._encoding_report(running)
+            return Report(ENCODING, "", self.clock() - running.began_at)
         if key in self.queue._line.jobs:
             return Report(QUEUED)
         return Report(*self.work.failed.get(name, (UNKNOWN,)))

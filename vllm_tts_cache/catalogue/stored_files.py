@@ -220,14 +220,18 @@ def _remove(db: Connection, file: StoredFile) -> None:
 def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
     """Store that an encode failed, and when it is worth another try.
 
-    Writes nothing if the audio is not stored (any more).
+    Writes nothing if the audio is not stored (any more), if an encoding is, or if the
+    next try is still ahead: requests try in between.
     """
-    if find(db, audio_sha256, AUDIO) is None:
+    if find(db, audio_sha256, AUDIO) is None or find(db, audio_sha256, artifact):
         return
     key = {"audio_sha256": audio_sha256, "artifact": artifact}
     where = [failed_encode.c[name] == value for name, value in key.items()]
-    num_before = db.execute(select(failed_encode.c.num_attempts).where(*where)).scalar()
-    num_attempts = 1 + (num_before or 0)
+    columns = failed_encode.c.num_attempts, failed_encode.c.next_try
+    num_before, next_try = db.execute(select(*columns).where(*where)).first() or (0, 0)
+    if next_try > schema.now(db):
+        return
+    num_attempts = 1 + num_before
     wait_seconds = min(_RETRY_SECONDS * 4 ** (num_attempts - 1), _MAX_RETRY_SECONDS)
     db.execute(_DELETE_FAILURE, {"of_sha": audio_sha256, "of_artifact": artifact})
     row = {"num_attempts": num_attempts, "next_try": schema.now(db) + wait_seconds}

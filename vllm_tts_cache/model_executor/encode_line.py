@@ -19,10 +19,6 @@ MAX_URGENT_IN_A_ROW = 8
 Flow = tuple[str, Segment]  # a tenant, and the segment of its jobs
 
 
-class MissingAudioError(EncodeError):
-    """The reference audio of a job is not stored (any more)."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class EncodeJob:
     """One encode of one audio, for all clients that want it.
@@ -36,7 +32,7 @@ class EncodeJob:
         is_in_memory: Whether the encoding exists, and only its file is missing.
         wanted_by: The client's id and the want's id of each want.
         queued_at: When it was wanted first, on the queue's clock.
-        began_at: When the encode thread took it; None while it waits.
+        began_at: When the encode thread took it.
         not_before: When to try again, if another process has the turn of its key.
         aside_since: When another process was first seen to have that turn.
     """
@@ -50,7 +46,7 @@ class EncodeJob:
     is_in_memory: bool = False
     wanted_by: set[tuple[str, int]] = field(default_factory=set)
     queued_at: float = 0.0
-    began_at: float | None = None
+    began_at: float = 0.0
     not_before: float = 0.0
     aside_since: float | None = None
 

@@ -8,12 +8,11 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vllm_tts_cache.errors import EncodersChangedError
+from vllm_tts_cache.errors import AudioGoneError, EncodersChangedError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
     EncodeJob,
-    MissingAudioError,
     Report,
     ThreadCall,
     WaitingLine,
@@ -142,7 +141,8 @@ class EncodeQueue:
                 self._changed.notify_all()
             if (running := self._running) is None:
                 return is_known, client.ended.copy()
-            report = self._encoding_report(running)
+            seconds = now - running.began_at
+            report = Report(JobState.ENCODING, encoding_seconds=seconds)
             of_client = [n for name, n in running.wanted_by if name == client_id]
             return is_known, dict.fromkeys(of_client, report) | client.ended
 
@@ -273,10 +273,6 @@ class EncodeQueue:
             if client is not None and client.jobs.pop(number, None) is not None:
                 client.ended[number] = report
 
-    def _encoding_report(self, job: EncodeJob) -> Report:
-        began_at = self._clock() if job.began_at is None else job.began_at
-        return Report(JobState.ENCODING, encoding_seconds=self._clock() - began_at)
-
     # -------- on the thread
 
     def _start_thread(self) -> None:
@@ -367,7 +363,7 @@ class EncodeQueue:
             job.key.audio_sha256,
             reason,
         )
-        if isinstance(exc, MissingAudioError):
+        if isinstance(exc, AudioGoneError):
             return Report(JobState.NO_AUDIO, reason)
         self.times.num_failed[job.encoder_name] += 1
         if isinstance(exc, EncodersChangedError):
@@ -377,7 +373,6 @@ class EncodeQueue:
 
     def _put_aside(self, job: EncodeJob) -> None:
         now = self._clock()
-        job.began_at = None
         job.not_before = now + self._turns.look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
         if (waiting := self._line.jobs.get(job.key)) is not None:  # forced meanwhile

@@ -20,9 +20,14 @@ import torch
 
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
-from vllm_tts_cache.errors import EncodeError, EncodersChangedError, StorageError
+from vllm_tts_cache.errors import (
+    AudioGoneError,
+    EncodeError,
+    EncodersChangedError,
+    StorageError,
+)
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.model_executor.encode_line import EncodeJob, MissingAudioError
+from vllm_tts_cache.model_executor.encode_line import EncodeJob
 from vllm_tts_cache.speaker.precision import computed_on, lower_priority
 from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.store.cache import EncodingCache
@@ -279,10 +284,10 @@ class StoredEncodeWork:
         return (has_copies and self._cache.load(job.key, job.segment)) or None
 
     def encode(self, job: EncodeJob) -> Encoding:
-        """Make the encoding. Raises: MissingAudioError, EncodeError, StorageError."""
+        """Make the encoding. Raises: AudioGoneError, EncodeError, StorageError."""
         audio = self._store.read_audio(job.key.audio_sha256)
         if audio is None:
-            raise MissingAudioError("its reference audio is not stored (any more)")
+            raise AudioGoneError
         encoder = self._encoders.get(job.encoder_name)
         if encoder is None or encoder.fingerprint != job.key.encoder_fingerprint:
             raise EncodersChangedError
@@ -296,14 +301,14 @@ class StoredEncodeWork:
         Returns: Whether it is stored, and not only in memory.
 
         Raises:
-            MissingAudioError: Its audio was deleted meanwhile.
+            AudioGoneError: Its audio was deleted meanwhile.
             EncodeError: Neither has room for it.
         """
         is_stored = self._cache.put(job.key, encoding, job.segment)
         if is_stored is not None:
             return is_stored
         if not self._store.has_audio(job.key.audio_sha256):
-            raise MissingAudioError("its reference audio was deleted meanwhile")
+            raise AudioGoneError
         raise EncodeError("its encoding fits neither in memory nor on the disk")
 
     def note_failed(self, job: EncodeJob, reason: str) -> None:

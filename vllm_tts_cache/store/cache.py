@@ -14,6 +14,7 @@ from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import (
     EncodingCorruptError,
+    ObjectStoreError,
     StorageBusyError,
     StorageError,
     StorageUnavailableError,
@@ -253,6 +254,10 @@ class MemoryTier:
             self._inline.remove(key)
 
 
+# What is away for a while takes no row either, or is back before one is due.
+_AWAY = ObjectStoreError, StorageBusyError, StorageUnavailableError
+
+
 class EncodingCache:
     """Encodings in this process's memory, and in the store behind it.
 
@@ -304,8 +309,7 @@ class EncodingCache:
             self._count_error(exc)
             # Only the memory can say whether the audio was deleted meanwhile.
             since, is_stored = self.memory.oldest_known_delete, False
-            is_away = isinstance(exc, StorageBusyError | StorageUnavailableError)
-            if segment is _REGISTERED and not is_away:
+            if segment is _REGISTERED and not isinstance(exc, _AWAY):
                 with suppress(StorageError):
                     self._store.note_failed(key, f"it was not stored: {exc}")
         is_kept = self.memory.put(key, encoding, segment, since=since)
@@ -316,8 +320,6 @@ class EncodingCache:
 
         It may wait for an object store, and counts neither a hit nor a miss.
         """
-        if self.memory.contains(key):
-            return True
         since = self.memory.num_deletes
         try:
             encoding = self._store.read(key)

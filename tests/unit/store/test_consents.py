@@ -36,7 +36,7 @@ def test_a_recording_that_voices_stand_on_is_kept_and_says_whose_it_is(store):
     assert (record.consent, record.consent_id) == (consent, consent)
     with pytest.raises(errors.ConsentInUseError, match="'Ann'") as caught:
         store.consents.delete(consent)
-    assert caught.value.voices == ((record.speaker_id, "Ann"),)
+    assert caught.value.details["voices"] == [{"id": record.speaker_id, "name": "Ann"}]
     delete(store, "Ann")
     assert store.consents.get(consent).consent_id == consent
     finish(store, store.consents.delete(consent))

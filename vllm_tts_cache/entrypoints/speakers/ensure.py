@@ -25,6 +25,7 @@ from vllm_tts_cache.errors import (
     EncodeError,
     EncodersChangedError,
     GoneError,
+    NotStoredError,
     ServerBusyError,
     StorageError,
     TTSCacheError,
@@ -69,10 +70,6 @@ MAX_FETCHED = 100_000
 # while its client still waits for the answer.
 MAX_TIMEOUTS_IN_LINE = 5
 MAX_READS = 1024
-_ONLY_IN_MEMORY = (
-    "The encoding is in a worker's memory only: it could not be stored, and the log of "
-    "the server says why. The voice speaks; storing it is tried again."
-)
 
 
 class SpeakerEncodings:
@@ -450,7 +447,7 @@ class SpeakerEncodings:
             done = [future for future in futures if future.done()]
             are_stored = [future.result() for future in done]
             if not (urgent or all(are_stored)):
-                raise EncodeError(_ONLY_IN_MEMORY)
+                raise NotStoredError
             if max_seconds is not None and len(done) < len(futures):
                 what = (
                     f"others were encoded for {max_seconds:g} s before this reference "
@@ -575,15 +572,19 @@ class SpeakerEncodings:
     ) -> None:
         """Precompute a speaker; try again after an outage, or if a worker is busy."""
         try:
-            while True:
+            num_left = MAX_TRIES
+            while num_left:
                 try:
                     await self._precompute(record, urgent=False)
                     return
                 except (AudioGoneError, CannotCloneError):
                     return  # deleted, or registered for another model
                 except TTSCacheError as exc:
-                    if isinstance(exc, EncodeError) and await self._has_failed(record):
-                        return
+                    if isinstance(exc, EncodeError):
+                        if has_failed := await self._has_failed(record):
+                            return
+                        # On a full disk there is no row, and no end.
+                        num_left -= has_failed is False
                     message = "Precomputing a speaker is tried again: %s"
                     throttled.warn_of("precomputing", message, exc.log_text)
                     await asyncio.sleep(PRECOMPUTE_SECONDS)
@@ -591,14 +592,14 @@ class SpeakerEncodings:
             self._underway.discard(record.generation)
             slots.release()
 
-    async def _has_failed(self, record: SpeakerRecord) -> bool:
-        """Whether a row says when to encode again; else the caller has to."""
+    async def _has_failed(self, record: SpeakerRecord) -> bool | None:
+        """Whether a row says when to encode again; None if that cannot be read."""
         with suppress(TTSCacheError):
             look, sha = self._store.failures, str(record.audio_sha256)
             failures = await self._speakers.reads.run(look, sha)
             keys = await self.keys(self._model.need_of(record))
             return any(key.encoder_fingerprint in failures for key in keys)
-        return False
+        return None
 
     def _fetch_fingerprints(self) -> None:
         if not self._is_fetching:

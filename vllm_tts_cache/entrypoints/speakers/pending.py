@@ -197,7 +197,7 @@ class PendingEncodings:
         """Fail the callers that wait for encodings of an audio that is gone."""
         for pending in list(self._by_key.values()):
             if pending.key.audio_sha256 == audio_sha256:
-                self._settle(pending, AudioGoneError(audio_sha256))
+                self._settle(pending, AudioGoneError())
 
     def shutdown(self) -> None:
         """Stop asking; waiting and later callers get a ServerBusyError."""
@@ -423,7 +423,7 @@ class PendingEncodings:
             reason = f"The reference audio was not encoded: {failed.reason}"
             self._settle(pending, EncodeError(reason))
         elif JobState.NO_AUDIO in by_state:
-            self._settle(pending, AudioGoneError(pending.key.audio_sha256))
+            self._settle(pending, AudioGoneError())
         elif JobState.NO_ENCODER in by_state:
             self._settle(pending, EncodersChangedError())
         elif JobState.REFUSED in by_state:
