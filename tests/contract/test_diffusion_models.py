@@ -14,7 +14,7 @@ from tests.speaking import wav
 from tests.speech_server import Server, running
 from tests.store_samples import voice
 from vllm_tts_cache.audio.decode import decode_clips
-from vllm_tts_cache.speaker.family import families, family_of_pipeline
+from vllm_tts_cache.speaker.family import families, family_of_model
 
 VOICES = "/v1/audio/voices"
 MODELS = Path(registry.__file__).parent / "models"
@@ -23,7 +23,7 @@ OURS = next(family for family in families() if family.pipelines)
 PATHS = {
     name: MODELS / folder / f"{module}.py"
     for name, (folder, module, _) in registry._DIFFUSION_MODELS.items()
-    if family_of_pipeline(name) is None
+    if family_of_model(name) is None
 }
 SAYS_THAT_IT_SPEAKS = ("support_audio_output", "SupportAudioOutput")
 # Those that the host can answer a speech request with; and one of films.

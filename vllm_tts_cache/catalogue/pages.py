@@ -4,7 +4,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
@@ -54,11 +54,6 @@ class Page:
     tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
-        if self.limit <= 0:
-            raise InvalidSpeakerError("limit", "it must be positive")
-        if self.sort not in get_args(Sort):
-            reason = f"expected one of {', '.join(get_args(Sort))}"
-            raise InvalidSpeakerError("sort", reason)
         texts = ("after", self.after), ("search", self.search)
         labels = (("label", text) for pair in self.labels.items() for text in pair)
         for name, text in (*texts, *labels):

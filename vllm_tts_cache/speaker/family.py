@@ -361,18 +361,12 @@ def family_of_checkpoint(model_dir: Path) -> Family:
 
 
 @cache
-def family_of_model(*architectures: str) -> Family | None:
-    """Return the family of one of these architectures of vLLM's, if there is one."""
+def family_of_model(*architectures: str | None) -> Family | None:
+    """Return the family of one of these models or pipelines of the host's, if any."""
     for family in families():
-        if not family.models.keys().isdisjoint(architectures):
+        if not {*family.models, *family.pipelines}.isdisjoint(architectures):
             return family
     return None
-
-
-@cache
-def family_of_pipeline(architecture: str | None) -> Family | None:
-    """Return the family of a diffusion pipeline of the host's, if there is one."""
-    return next((f for f in families() if architecture in f.pipelines), None)
 
 
 def clips_problem(family: Family | None, num_clips: int) -> str | None:

@@ -27,6 +27,7 @@ from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.serving import speech_routes
 
 RATE_HEADER = "X-Audio-Sample-Rate"
+_Encoding = AbstractAsyncContextManager[SpeechEncoder]
 
 _DELTA, _DONE = "speech.audio.delta", "speech.audio.done"
 _OF_THE_BODY = ("content-length", "content-type")
@@ -153,9 +154,7 @@ async def _encoded(response: Any, name: str, rate_hz: int) -> Response:
     return response
 
 
-async def _encoded_pieces(
-    pieces: Any, encoding: AbstractAsyncContextManager[SpeechEncoder]
-) -> AsyncIterator[bytes]:
+async def _encoded_pieces(pieces: Any, encoding: _Encoding) -> AsyncIterator[bytes]:
     async with aclosing(pieces), encoding as encoder:
         async for piece in pieces:
             if encoded := await asyncio.to_thread(encoder.encode, piece):
@@ -164,7 +163,7 @@ async def _encoded_pieces(
 
 
 async def _encoded_events(
-    events: Any, name: str, encoding: AbstractAsyncContextManager[SpeechEncoder]
+    events: Any, name: str, encoding: _Encoding
 ) -> AsyncIterator[str]:
     last: dict[str, Any] = {}
     async with aclosing(events), encoding as encoder:

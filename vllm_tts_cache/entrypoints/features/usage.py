@@ -36,8 +36,6 @@ MAX_ROWS = 1000
 # Voices that speak between two writes; more are not counted while no write succeeds.
 MAX_COUNTED = 10_000
 _AT_ONCE = 500
-# Noted with a request's first audio, with which its characters are counted.
-_HAS_BEGUN = "has_begun"
 
 throttled = ThrottledLog()
 router = APIRouter(route_class=routing.GuardedRoute)
@@ -140,9 +138,10 @@ class Speech(CachedServingSpeech):
         made = super().create_audio(audio_obj)
         speaking = request_speaker.SPEAKING.get()
         if num_samples and speaking is not None and speaking.record is not None:
-            has_begun = speaking.notes.get(_HAS_BEGUN)
+            # Its characters are counted with a request's first audio.
+            has_begun = speaking.notes.get("has_begun")
             said = (0, 0) if has_begun else (1, len(speaking.request.input))
-            speaking.notes[_HAS_BEGUN] = True
+            speaking.notes["has_begun"] = True
             self.tally.add(speaking.record, Counts(*said, seconds))
         return made
 

@@ -18,7 +18,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter, Speaker
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
-from vllm_tts_cache.speaker.family import family_of_pipeline
+from vllm_tts_cache.speaker.family import family_of_model
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 Submit = Callable[[Mapping[str, Any]], AsyncIterator[Any]]
@@ -68,7 +68,7 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
 
 def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
     """Return the adapter of the model that is served; None if it is of no family."""
-    if (family := family_of_pipeline(_pipeline(engine))) is None:
+    if (family := family_of_model(_pipeline(engine))) is None:
         return None
     ctx = SpeechServingContext(server=server, diffusion_engine=engine)
     adapter: DiffusionAdapter = family.part("adapter")(ctx)
