@@ -351,7 +351,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         outputs = _refusing(outputs)
         if (ref := SpeakerRef.from_info(params)) is None:
             return request_id, outputs, params
-        self.speakers.kv_warming.is_spoken(ref.audio_sha256)
+        self.speakers.kv_warming.skip_spoken(ref.audio_sha256)
 
         async def again() -> Submitted:
             _, outputs, params = await _with_host_errors(prepare(request_id=request_id))

@@ -64,7 +64,7 @@ class KVWarming:
         """Remove all voices."""
         self._waiting.clear()
 
-    def is_spoken(self, audio_sha256: str) -> None:
+    def skip_spoken(self, audio_sha256: str) -> None:
         """Remove this audio's voices, as a request that speaks with one prefills it."""
         for id_, record in list(self._waiting.items()):
             if record.audio_sha256 == audio_sha256:
