@@ -7,7 +7,6 @@ from datetime import datetime, timezone
 from typing import Annotated, Any
 
 from fastapi import Form, Header, Request, UploadFile
-from fastapi.dependencies.utils import get_flat_dependant
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.decode import name_of, naming
@@ -110,8 +109,7 @@ async def upload_of_form(
 
 def of_unknown(form: Mapping[str, Any], request: Request) -> Iterator[AudioWarning]:
     """Warn of fields that the route does not know; stock leaves them out in silence."""
-    fields = get_flat_dependant(request.scope["route"].dependant).body_params
-    known = {field.alias for field in fields}
+    known = {field.alias for field in request.scope["route"].fields}
     for name in sorted(form.keys() - known)[:_MAX_UNKNOWN]:
         text = f"The form's field {name!r:.60} is not known here, and was left out."
         yield AudioWarning("unknown_field", text)

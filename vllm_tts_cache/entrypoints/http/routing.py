@@ -214,14 +214,17 @@ class GuardedRoute(APIRoute):
     """Finds the caller, bounds the body, counts uploads, and answers our errors.
 
     The host's application has handlers for its own exceptions, and knows no tenants.
+
+    Attributes:
+        fields: Of the body.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return FastAPI's handler, wrapped."""
         handle = super().get_route_handler()
         is_form = isinstance(getattr(self.body_field, "field_info", None), params.Form)
-        fields = get_flat_dependant(self.dependant).body_params
-        files = {f.alias for f in fields if isinstance(f.field_info, params.File)}
+        self.fields = get_flat_dependant(self.dependant).body_params
+        files = {f.alias for f in self.fields if isinstance(f.field_info, params.File)}
         usual = (
             CHANGES_MAX_BYTES if self.body_field and not is_form else VOICE_MAX_BYTES
         )
