@@ -6,7 +6,6 @@ import numpy as np
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from vllm_tts_cache.entrypoints.serving import request_speaker
-from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerRequestError
 
@@ -68,8 +67,7 @@ class Speech(CachedServingSpeech):
             mode = adapter.tts_cache_family.mode(facts)
             seen = request_speaker.as_clone(asked, mode, stored_ref_text=None)
             adapter.tts_cache_check(seen)
-            if isinstance(adapter, TextCheckingAdapter):
-                for field in ("language", "instructions"):
-                    adapter.tts_cache_check_text(field, kept.get(field) or "")
+            for field in adapter.tts_cache_checked:
+                adapter.tts_cache_check_text(field, kept.get(field) or "")
         except SpeakerRequestError as exc:
             raise InvalidSpeakerError("settings", str(exc)) from exc

@@ -56,12 +56,14 @@ class CachedAdapter:
 
     Attributes:
         tts_cache_needs_voice: Whether a checkpoint that clones has no other voices.
+        tts_cache_checked: Texts of all requests in which control tokens are refused.
     """
 
     ctx: Any
     capabilities: Any
     tts_cache_family: ClassVar[Family]
     tts_cache_needs_voice: ClassVar[bool] = False
+    tts_cache_checked: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def tts_cache_refusal(self) -> str | None:
@@ -289,6 +291,8 @@ class CachedAdapter:
 class TextCheckingAdapter(CachedAdapter):
     """Refuses control tokens in all texts of a request."""
 
+    tts_cache_checked = "input", "ref_text", "instructions", "language"
+
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
         """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
         await TextCheckingAdapter.check_texts(self, request, None)
@@ -300,7 +304,7 @@ class TextCheckingAdapter(CachedAdapter):
         A stored transcript may have been registered for another model, or by stock.
         """
         del mode
-        for field in ("input", "ref_text", "instructions", "language"):
+        for field in self.tts_cache_checked:
             text = getattr(request, field)
             if len(text or "") > SHORT_CHARS:
                 await self._service.texts.run(self.tts_cache_check_text, field, text)
