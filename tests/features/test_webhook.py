@@ -187,7 +187,7 @@ def test_news_are_rows_that_one_server_tells(open_here):
     write, old = writing(store), add(store, "Old", seed=0)
     for _ in range(2):
         write(voice_news.begin)
-    assert write(voice_news.claim, 9, 60.0) == []  # it was there before
+    assert write(voice_news.claim, 9) == []  # it was there before
     new, other = (add(store, name, seed=n) for n, name in ((1, "New"), (2, "Other")))
     assert write(voice_news.last_generation) == old.generation
     write(voice_news.adopt, old.generation)
@@ -196,27 +196,27 @@ def test_news_are_rows_that_one_server_tells(open_here):
     write(voice_news.adopt, other.generation)
     write(voice_news.settle, hasty.generation, "ready", None)
     store.remove_files(store.registrations.delete("Hasty"))
-    assert write(voice_news.claim, 9, 60.0) == []
+    assert write(voice_news.claim, 9) == []
     write(voice_news.note_gone)
-    (gone,) = write(voice_news.claim, 9, 60.0)
+    (gone,) = write(voice_news.claim, 9)
     assert (gone.state, gone.speaker_id) == ("deleted", hasty.speaker_id)
     write(voice_news.told, gone)
     write(voice_news.settle, new.generation, "ready", None)
     write(voice_news.settle, other.generation, "failed", "it hums")
-    found = write(voice_news.claim, 9, 60.0)
+    found = write(voice_news.claim, 9)
     expected = {("ready", "New", None), ("failed", "Other", "it hums")}
     assert {(n.state, n.name, n.reason) for n in found} == expected
-    assert write(voice_news.claim, 9, 60.0) == []  # it is another server's turn
+    assert write(voice_news.claim, 9) == []  # it is another server's turn
     (ready,) = [n for n in found if n.state == "ready"]
     write(voice_news.failed, ready, -1.0)
-    (again,) = write(voice_news.claim, 9, 60.0)
+    (again,) = write(voice_news.claim, 9)
     assert again == ready._replace(num_attempts=1)
     # Replaced while it was told: what is told of the old one does not count for it.
     replaced = add(store, "New", seed=3)
     write(voice_news.adopt, write(voice_news.last_generation))
     write(voice_news.settle, replaced.generation, "ready", None)
     write(voice_news.told, again)
-    (newer,) = write(voice_news.claim, 9, 60.0)
+    (newer,) = write(voice_news.claim, 9)
     assert newer.number == replaced.generation
     write(voice_news.failed, newer, 3600.0)  # which what comes later does not wait for
     # All are gone; one comes back, by a bundle, as another tenant's.
@@ -224,10 +224,10 @@ def test_news_are_rows_that_one_server_tells(open_here):
         store.remove_files(store.registrations.delete(name))
     assert write(voice_news.has_gone)
     write(voice_news.note_gone)
-    ended = write(voice_news.claim, 9, 60.0)
+    ended = write(voice_news.claim, 9)
     assert other.speaker_id not in {n.speaker_id for n in ended}  # it is being told
     write(voice_news.failed, next(n for n in found if n != ready), 60.0)
-    ended += write(voice_news.claim, 9, 60.0)
+    ended += write(voice_news.claim, 9)
     assert {(n.speaker_id, n.state, n.name) for n in ended} == {
         (r.speaker_id, "deleted", None) for r in (old, new, other)
     }
@@ -238,7 +238,7 @@ def test_news_are_rows_that_one_server_tells(open_here):
     for each in ended:
         write(voice_news.told, each)
     write(voice_news.settle, record.generation, "ready", None)
-    (told,) = write(voice_news.claim, 9, 60.0)
+    (told,) = write(voice_news.claim, 9)
     assert (told.tenant, told.name) == ("zenith", "Back")
     write(voice_news.told, told)
     assert not write(voice_news.has_gone) and not write(voice_news.is_due)

@@ -205,8 +205,8 @@ def is_due(db: Connection) -> bool:
     return db.execute(_ONE.where(_due(db))).first() is not None
 
 
-def claim(db: Connection, limit: int, seconds: float) -> list[News]:
-    """Return news that are to be told now; for so long no other server gets them."""
+def claim(db: Connection, limit: int) -> list[News]:
+    """Return news to be told now; for `CLAIM_SECONDS` no other server gets them."""
     fields = News._fields
     columns = [speaker.c.name if f == "name" else _row[f] for f in fields]
     joined = voice_news.outerjoin(speaker, speaker.c.generation == _row.generation)
@@ -215,7 +215,7 @@ def claim(db: Connection, limit: int, seconds: float) -> list[News]:
     if found := [News(*row) for row in rows]:
         ids = [news.speaker_id for news in found]
         claimed = voice_news.update().where(_row.speaker_id.in_(ids))
-        db.execute(claimed.values(next_try=schema.now(db) + seconds))
+        db.execute(claimed.values(next_try=schema.now(db) + CLAIM_SECONDS))
     return found
 
 

@@ -190,7 +190,7 @@ class Webhook:
             if not voice_news.is_due(db):
                 return []
         with self._database.write() as db:
-            return voice_news.claim(db, AT_ONCE, voice_news.CLAIM_SECONDS)
+            return voice_news.claim(db, AT_ONCE)
 
     def _done(self, news: News, problem: str | None) -> Callable[[Connection], None]:
         """Return what notes that news were posted, or are to be posted again."""
