@@ -223,18 +223,19 @@ def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
     Writes nothing if the audio is not stored (any more), if an encoding is, or if the
     next try is still ahead: requests try in between.
     """
-    if find(db, audio_sha256, AUDIO) is None or find(db, audio_sha256, artifact):
+    stored = artifacts(db, [audio_sha256])[audio_sha256]
+    if AUDIO not in stored or artifact in stored:
         return
     key = {"audio_sha256": audio_sha256, "artifact": artifact}
     where = [failed_encode.c[name] == value for name, value in key.items()]
     columns = failed_encode.c.num_attempts, failed_encode.c.next_try
     num_before, next_try = db.execute(select(*columns).where(*where)).first() or (0, 0)
-    if next_try > schema.now(db):
+    if next_try > (now := schema.now(db)):
         return
     num_attempts = 1 + num_before
     wait_seconds = min(_RETRY_SECONDS * 4 ** (num_attempts - 1), _MAX_RETRY_SECONDS)
     db.execute(_DELETE_FAILURE, {"of_sha": audio_sha256, "of_artifact": artifact})
-    row = {"num_attempts": num_attempts, "next_try": schema.now(db) + wait_seconds}
+    row = {"num_attempts": num_attempts, "next_try": now + wait_seconds}
     db.execute(failed_encode.insert(), {**key, **row, "reason": reason})
 
 
