@@ -376,10 +376,8 @@ class SpeakerEncodings:
             return "ready", None
         if self._pending is not None and any(key in self._pending for key in missing):
             return "processing", None
-        failures = await self._lookups.run(self._store.failures, need.ref.audio_sha256)
-        for key in missing:
-            if (reason := failures.get(key.encoder_fingerprint)) is not None:
-                return "failed", reason
+        if (reason := await self._failure(missing)) is not None:
+            return "failed", reason
         if not await self._lookups.run(self._store.has_audio, need.ref.audio_sha256):
             return "failed", "its reference audio is not stored"
         return "pending", None
@@ -595,11 +593,15 @@ class SpeakerEncodings:
     async def _has_failed(self, record: SpeakerRecord) -> bool | None:
         """Whether a row says when to encode again; None if that cannot be read."""
         with suppress(TTSCacheError):
-            look, sha = self._store.failures, str(record.audio_sha256)
-            failures = await self._speakers.reads.run(look, sha)
-            keys = await self.keys(self._model.need_of(record))
-            return any(key.encoder_fingerprint in failures for key in keys)
+            need = self._model.need_of(record)
+            return await self._failure(await self.keys(need)) is not None
         return None
+
+    async def _failure(self, keys: Sequence[EncodingKey]) -> str | None:
+        """Return why an encode of one of an audio's keys failed, if a row says so."""
+        failures = await self._lookups.run(self._store.failures, keys[0].audio_sha256)
+        found = (failures.get(key.encoder_fingerprint) for key in keys)
+        return next(filter(None, found), None)
 
     def _fetch_fingerprints(self) -> None:
         if not self._is_fetching:

@@ -247,22 +247,16 @@ class PendingEncodings:
             self._withdrawn[number] = None
         pending.was_sent = False
 
-    def _settle(
-        self,
-        pending: Pending,
-        error: TTSCacheError | None = None,
-        *,
-        is_stored: bool = True,
-    ) -> None:
-        """Finish the future, once; the encoding exists unless there is an error."""
+    def _settle(self, pending: Pending, result: bool | TTSCacheError = True) -> None:
+        """Finish the future, once, with what it says or with an error."""
         if pending.future.done():  # the key may have a new `Pending` by now
             return
         del self._by_key[pending.key]
         self._withdraw(pending)
-        if error is None:
-            pending.future.set_result(is_stored)
+        if isinstance(result, bool):
+            pending.future.set_result(result)
         else:
-            pending.future.set_exception(error)
+            pending.future.set_exception(result)
             pending.future.exception()  # the callers may all have left
 
     def _settle_all(self, error: TTSCacheError) -> None:
@@ -429,7 +423,7 @@ class PendingEncodings:
         elif JobState.REFUSED in by_state:
             self._settle(pending, too_many_inline())
         elif by_state.keys() <= _EXISTS and len(reports) == num_replicas:
-            self._settle(pending, is_stored=JobState.IN_MEMORY not in by_state)
+            self._settle(pending, JobState.IN_MEMORY not in by_state)
         elif (encoding := by_state.get(JobState.ENCODING)) is not None:
             pending.since = time.monotonic() - encoding.encoding_seconds
             self._encoding.append(pending)
