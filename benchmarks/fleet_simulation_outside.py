@@ -145,10 +145,14 @@ class Databases:
         self.standby.copy(primary)
         until = time.monotonic() + STREAMING_SECONDS
         streaming = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
-        while not primary.query(streaming):
+        streams = False
+        while not streams:
             if time.monotonic() > until:
                 raise TimeoutError(self.standby.log())
             time.sleep(0.1)
+            # So many connect at once that it may take no more for a moment.
+            with suppress(psycopg.OperationalError):
+                streams = bool(primary.query(streaming))
         self._wait_for_standbys("*")
         self.has_standby = True
 
