@@ -130,10 +130,10 @@ class Settings:
         stream: Whether speech is streamed, as OpenAI's, where a request does not say.
         default_voice: The voice that speaks where a request names none, or ``default``;
             with tenants, each has its own in the tenants' file.
-        pcm_sample_rate: Of PCM where a request does not say; 0 for the model's own.
+        pcm_sample_rate: The rate of PCM if a request names none; 0 for the model's own.
         webhook_url: Told when a voice is ready, failed or was deleted; empty for none.
-        webhook_secret: Signs what it is told, as standardwebhooks.com says.
-        webhook_networks: Networks inside in which it may be.
+        webhook_secret: Signs the webhook's messages, as standardwebhooks.com says.
+        webhook_networks: Private networks in which the webhook's address may be.
         tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The number of these encodings.

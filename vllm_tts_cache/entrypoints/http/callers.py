@@ -1,8 +1,8 @@
 """Finds a request's caller by its headers, and refuses pages of other sites.
 
 A client that reaches a server without a key may use it, and so might any page that its
-browser shows: browsers send a form without asking the server first, and by the host's
-default (`--allowed-origins '["*"]'`) pages may read the answers as well.
+browser shows: browsers send a form without asking the server first, and by the default
+of 0.30 (`--allowed-origins '["*"]'`) pages may read the answers as well.
 """
 
 from typing import Annotated
