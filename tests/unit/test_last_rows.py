@@ -132,6 +132,31 @@ async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
 
 
 @server
+async def test_what_a_name_meant_before_a_change_is_not_spoken_without_the_catalogue(
+    rigs, postgres
+):
+    rig, other = rigs
+    upload, change = Upload(name="Vec", consent="yes"), SpeakerChanges({"name": "Bob"})
+    await other.register()
+    await other.service.uploads.register_embedding(ALONE, upload, EMBEDDING)
+    for name in ("Ann", "Vec"):
+        await spoken(rig, name)
+    await other.service.change(ALONE, "Ann", change)
+    await other.register(pitch_hz=300)
+    negated = tuple(-value for value in EMBEDDING)
+    await other.service.uploads.register_embedding(ALONE, upload, negated)
+    await soon(lambda: not rig.store.num_unfinished_deletions())
+    postgres.stop()
+    try:
+        for name in ("Ann", "Vec"):
+            with pytest.raises(StorageUnavailableError):
+                await spoken(rig, name)
+    finally:
+        postgres.start()
+        await soon(lambda: works(rig.store))
+
+
+@server
 async def test_whoever_is_waited_for_no_longer_speaks_by_no_last_row(
     rigs, postgres, monkeypatch
 ):

@@ -134,13 +134,13 @@ def of_name(db: Connection, tenant: str, name: str) -> DeletionProgress | None:
     return next(unfinished, found[-1] if found else None)
 
 
-def unfinished(db: Connection) -> list[Deletion]:
+def unfinished(db: Connection, limit: int | None = None) -> list[Deletion]:
     """Return deletions whose files are not all removed, the oldest first.
 
     They are running, or were interrupted.
     """
     query = select(*_COLUMNS).where(deletion.c.files_removed == 0)
-    rows = db.execute(query.order_by(deletion.c.id))
+    rows = db.execute(query.order_by(deletion.c.id).limit(limit))
     return [Deletion(**row) for row in rows.mappings()]
 
 

@@ -214,6 +214,9 @@ class Registrations:
             deletion = None
             if _spoken(after) != _spoken(before):
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
+            elif {"name_key", "extras_json"} & columns.keys():
+                # Servers keep rows by name, for when the database is out of reach.
+                deletion = deletions.add(db, None, tenant=tenant)
         return Registered(record=after, replaced=before, deletion=deletion)
 
     @with_ballast
@@ -338,13 +341,13 @@ def _replace(
 ) -> Registered:
     record = speakers.replace(db, new, replaced, consent_id)
     deletion = None
-    if replaced is not None and _spoken(replaced) != _spoken(record):
-        sha = replaced.audio_sha256
-        if sha is not None:
-            # Deleted even if other voices have the audio: prompts that processes cache
-            # for it may hold the transcript of the replaced one.
-            stored_files.remove_unowned(db, sha)
-            deletion = deletions.add(db, sha, tenant=record.tenant)
+    if replaced is not None and (
+        record.audio_sha256 is None or _spoken(replaced) != _spoken(record)
+    ):
+        # Deleted even if other voices have the audio: prompts that processes cache for
+        # it may hold the transcript of the replaced one.
+        stored_files.remove_unowned(db, replaced.audio_sha256)
+        deletion = deletions.add(db, replaced.audio_sha256, tenant=record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
 

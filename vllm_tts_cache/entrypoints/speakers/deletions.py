@@ -54,6 +54,7 @@ MAX_WAITING = 64
 NUM_REMOVALS = 3
 # In one call of `_confirm`; the next one begins with what was deleted meanwhile.
 MAX_CONFIRMED = 32
+MAX_LOOKED_AT = 256
 
 
 class Deletions:
@@ -273,7 +274,7 @@ class Deletions:
         Raises: StorageError.
         """
         now = time.monotonic()
-        if now < self._next_expiry:
+        if now < self._next_expiry or self._deleted:  # a client's goes first
             return
         self._next_expiry = now + EXPIRY_SECONDS
         if not await self._lookups.run(self._store.has_expired):
@@ -338,7 +339,11 @@ class Deletions:
             raise error
 
     async def _confirm_one(self, deletion: Deletion) -> None:
-        if deletion.public_id is not None:
+        if (
+            deletion.public_id is None
+        ):  # replaced or changed: any row may be the old one
+            self._last_rows.delete_all()
+        else:
             self._last_rows.delete(deletion.public_id)
             self._kv_warming.delete(deletion.public_id)
         if (sha := deletion.audio_sha256) is not None:
@@ -401,7 +406,8 @@ class Deletions:
         Raises: StorageError.
         """
         now = time.monotonic()
-        unfinished = await self._own.run(self._store.unfinished_deletions)
+        look = self._store.unfinished_deletions
+        unfinished = await self._own.run(look, MAX_LOOKED_AT)
         self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}
         for deletion in unfinished:
             if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
