@@ -413,6 +413,16 @@ class EncodeError(ServerFaultError):
     """A reference encoder failed on a clip; a later call tries again."""
 
 
+# What a request or a precompute is tried again after.
+AWAY = ObjectStoreError, StorageBusyError, StorageUnavailableError
+
+
+class WorkerStorageError(StorageError, status=503):
+    """A worker reached no bucket, or no catalogue (503); the text says which."""
+
+    retry_after_seconds = 5
+
+
 class NotStoredError(EncodeError, status=503):
     """An encoding was made and could not be stored; it is tried again (503)."""
 

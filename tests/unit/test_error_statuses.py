@@ -72,6 +72,7 @@ ERRORS = [
     (errors.GoneError("gone"), 500, "InternalServerError"),
     (errors.AudioGoneError(), 500, "InternalServerError"),
     (errors.NotStoredError(), 503, "InternalServerError"),
+    (errors.WorkerStorageError("The bucket is away."), 503, "InternalServerError"),
     (errors.SpeakerReplacedError("ann"), 503, "InternalServerError"),
     (CannotCloneError("It has no reference encoder."), 400, "BadRequestError"),
     (errors.StorageFullError(), 507, "InternalServerError"),

@@ -1,6 +1,7 @@
 """Registered and not encoded is a query: nothing that breaks leaves a voice out."""
 
 import asyncio
+import threading
 
 import pytest
 from sqlalchemy import update
@@ -11,12 +12,15 @@ from tests.unit.test_service import NAMES, Rig
 from tests.waiting import soon
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.errors import (
     EncodeError,
+    ObjectStoreError,
     StorageFullError,
     StorageUnavailableError,
     WorkerRPCError,
+    WorkerStorageError,
 )
 from vllm_tts_cache.store.writer import Writer
 from vllm_tts_cache.tenants import ALONE
@@ -135,6 +139,95 @@ async def test_what_was_not_stored_is_stored_later(rig_of, monkeypatch, is_noted
     await rig.settled()
     assert rig.store.failures(record.audio_sha256) == {}
     assert set(rig.encodes.values()) == {1}, "stored, and not encoded again"
+
+
+async def test_a_bucket_that_is_away_for_longer_than_all_tries_leaves_none_out(
+    rig_of, monkeypatch
+):
+    monkeypatch.setattr(ensure, "MAX_PAUSE_SECONDS", 0.4)
+    rig = rig_of()
+
+    def away(*_):
+        raise ObjectStoreError("s3://bucket", "it is down")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Writer, "publish", away)
+        sha = register(rig.store, 0).audio_sha256
+        rig.service.encodings.precompute_from(1)
+        await soon(lambda: len(rig.store.failures(sha)) == len(NAMES))
+    with rig.store.database.write() as db:
+        db.execute(update(schema.failed_encode).values(next_try=0.0))
+    await all_are_encoded(rig, 1)
+    assert set(rig.encodes.values()) == {1}, "stored, and not encoded again"
+
+
+async def test_a_transcript_that_comes_while_its_voice_is_encoded_is_precomputed(
+    rig_of,
+):
+    rig = rig_of()
+    for encoder in rig.encoders:
+        encoder.gate.clear()
+    sample = decoded(clip(1))
+    rig.store.registrations.register(new_speaker("Ann", clip(1)), sample)
+    rig.service.encodings.precompute_from(1)
+    await soon(lambda: rig.service.encodings.num_flights)
+    change = SpeakerChanges({"ref_text": "What is said."})
+    await rig.service.change(ALONE, "Ann", change)
+    for encoder in rig.encoders:
+        encoder.gate.set()
+    await all_are_encoded(rig, 1)
+
+
+async def test_a_clip_that_comes_back_before_its_old_files_went_is_encoded(
+    rig_of, monkeypatch
+):
+    """A file without a row is none: it is on its way out."""
+    rig = rig_of()
+    remove_files, may_remove = rig.store.remove_files, threading.Event()
+
+    def later(deletion):
+        may_remove.wait(60)
+        remove_files(deletion)
+
+    monkeypatch.setattr(rig.store, "remove_files", later)
+    for number in (0, 1, 0):
+        new = new_speaker("Ann", clip(number), ref_text="Said.")
+        done = rig.store.registrations.register(new, decoded(clip(number)))
+        rig.service.registered(done)
+        if not number:
+            await asyncio.sleep(0.3)
+    may_remove.set()
+    await soon(lambda: not rig.store.num_unfinished_deletions())
+    await all_are_encoded(rig, 1)
+
+
+async def test_audio_that_was_away_for_a_moment_is_encoded(rig_of, monkeypatch):
+    monkeypatch.setattr(ensure, "MAX_PAUSE_SECONDS", 0.4)
+    rig = rig_of()
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.speakers._work._store, "read_audio", lambda *_: None)
+        sha = register(rig.store, 0).audio_sha256
+        rig.service.encodings.precompute_from(1)
+        await soon(lambda: rig.store.failures(sha))
+    with rig.store.database.write() as db:
+        db.execute(update(schema.failed_encode).values(next_try=0.0))
+    await all_are_encoded(rig, 1)
+
+
+async def test_a_worker_whose_bucket_is_away_fails_a_request_for_a_while(
+    rig_of, monkeypatch
+):
+    rig = rig_of()
+
+    def away(*_):
+        raise ObjectStoreError("s3://bucket", "it is down")
+
+    sha = register(rig.store, 0, precompute=False).audio_sha256
+    monkeypatch.setattr(rig.speakers._work._store, "read_audio", away)
+    with pytest.raises(WorkerStorageError, match="object store") as caught:
+        await rig.precompute("voice 0")
+    assert (caught.value.http_status, caught.value.retry_after_seconds) == (503, 5)
+    assert rig.store.failures(sha) == {}, "no encode failed"
 
 
 async def test_two_servers_encode_each_voice_once(rig_of):

@@ -128,7 +128,7 @@ def test_what_was_deleted_from_disk_is_written_again_from_memory(
         if path.stem != "audio":
             path.unlink()
     assert look(speakers, ref) == both(READY)
-    assert prepare(speakers, ref, NAMES, urgent=True) == both(JobState.IN_MEMORY)
+    assert prepare(speakers, ref, NAMES, urgent=True) == both(JobState.READY)
     assert num_encodes(speakers) == 2
     assert spectra(restarted, ref).keys() == set(NAMES)
     assert store.verify() == []

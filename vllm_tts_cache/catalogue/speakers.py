@@ -265,7 +265,9 @@ def to_retry(
         failed_encode.c.next_try <= schema.now(db),
     )
     is_due = speaker.c.audio_sha256.in_(due)
-    query = RECORDS.where(is_due, speaker.c.precompute == 1).limit(limit)
+    query = RECORDS.where(is_due, speaker.c.precompute == 1)
+    # Else those that need it no more would be looked at for ever, and no others.
+    query = query.order_by(func.random()).limit(limit)
     return [of_row(row) for row in db.execute(query)]
 
 

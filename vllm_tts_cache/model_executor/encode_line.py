@@ -35,6 +35,7 @@ class EncodeJob:
         began_at: When the encode thread took it.
         not_before: When to try again, if another process has the turn of its key.
         aside_since: When another process was first seen to have that turn.
+        since: `MemoryTier.num_deletes` from before the audio, or encoding, was read.
     """
 
     key: EncodingKey
@@ -49,6 +50,7 @@ class EncodeJob:
     began_at: float = 0.0
     not_before: float = 0.0
     aside_since: float | None = None
+    since: int = 0
 
     def join(self, other: "EncodeJob") -> None:
         """Add the wants of another job with the same key."""

@@ -8,7 +8,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vllm_tts_cache.errors import AudioGoneError, EncodersChangedError
+from vllm_tts_cache.errors import AWAY, AudioGoneError, EncodersChangedError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
@@ -26,7 +26,7 @@ from vllm_tts_cache.store.locks import Turns
 MAX_ASIDE_SECONDS = 120.0
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
-_READY, _IN_MEMORY = Report(JobState.READY), Report(JobState.IN_MEMORY)
+_READY = Report(JobState.READY)
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class EncodeQueue:
                 else:
                     client.jobs[number] = joined
                 if job.is_in_memory and job.is_urgent:  # others wait until it is stored
-                    client.ended[number] = _IN_MEMORY
+                    client.ended[number] = _READY
             if client.jobs:
                 self._start_thread()
                 self._changed.notify_all()
@@ -345,14 +345,14 @@ class EncodeQueue:
             is_stuck = since is not None and self._clock() - since > MAX_ASIDE_SECONDS
             if not (is_mine or is_stuck):
                 return None
-            if (is_stored := self._work.is_done(job)) is None:
+            if not self._work.is_done(job):
                 began_at = self._clock()
                 encoding = self._work.encode(job)
                 encode_seconds = self._clock() - began_at
                 queue_seconds = began_at - job.queued_at
                 self.times.add(job, encode_seconds, queue_seconds)
-                is_stored = self._work.keep(job, encoding)
-        return _READY if is_stored else _IN_MEMORY
+                self._work.keep(job, encoding)
+        return _READY
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)
@@ -365,6 +365,8 @@ class EncodeQueue:
         )
         if isinstance(exc, AudioGoneError):
             return Report(JobState.NO_AUDIO, reason)
+        if isinstance(exc, AWAY):
+            return Report(JobState.AWAY, reason)
         self.times.num_failed[job.encoder_name] += 1
         if isinstance(exc, EncodersChangedError):
             return Report(JobState.NO_ENCODER)

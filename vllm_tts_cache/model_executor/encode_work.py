@@ -266,25 +266,23 @@ class StoredEncodeWork:
         for encoder in self._encoders.values():
             self._device.run(encoder, audio)
 
-    def is_done(self, job: EncodeJob) -> bool | None:
-        """Tell whether the encoding is stored, or in memory only; None: is to be made.
-
-        One that was only in memory is stored, if it can be.
-        """
+    def is_done(self, job: EncodeJob) -> bool:
+        """Tell whether the encoding exists; one that was only in memory is stored."""
         if job.is_forced:
-            return None
+            return False
         if self._cache.is_stored(job.key):
             return True
         if job.is_in_memory:
-            key, segment = job.key, job.segment
-            found = self._cache.get(key, segment)
-            return None if found is None else self._cache.put(key, found, segment)
+            job.since = self._cache.memory.num_deletes
+            found = self._cache.get(job.key, job.segment)
+            return found is not None and self._put(job, found)
         # Another machine may have made it.
         has_copies = self._store.copies is not None
-        return (has_copies and self._cache.load(job.key, job.segment)) or None
+        return has_copies and self._cache.load(job.key, job.segment)
 
     def encode(self, job: EncodeJob) -> Encoding:
         """Make the encoding. Raises: AudioGoneError, EncodeError, StorageError."""
+        job.since = self._cache.memory.num_deletes
         audio = self._store.read_audio(job.key.audio_sha256)
         if audio is None:
             raise AudioGoneError
@@ -295,21 +293,21 @@ class StoredEncodeWork:
         self.num_encodes[job.encoder_name] += 1
         return encoding
 
-    def keep(self, job: EncodeJob, encoding: Encoding) -> bool:
+    def keep(self, job: EncodeJob, encoding: Encoding) -> None:
         """Store the encoding, on disk and in memory; where one fails, in the other.
-
-        Returns: Whether it is stored, and not only in memory.
 
         Raises:
             AudioGoneError: Its audio was deleted meanwhile.
             EncodeError: Neither has room for it.
         """
-        is_stored = self._cache.put(job.key, encoding, job.segment)
-        if is_stored is not None:
-            return is_stored
+        if self._put(job, encoding):
+            return
         if not self._store.has_audio(job.key.audio_sha256):
             raise AudioGoneError
         raise EncodeError("its encoding fits neither in memory nor on the disk")
+
+    def _put(self, job: EncodeJob, encoding: Encoding) -> bool:
+        return self._cache.put(job.key, encoding, job.segment, since=job.since)
 
     def note_failed(self, job: EncodeJob, reason: str) -> None:
         """Store why a registered voice's encode failed, until one succeeds."""

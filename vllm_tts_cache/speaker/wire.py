@@ -36,8 +36,8 @@ class JobState(str, Enum):
     """How far one encoding is in one worker."""
 
     ENCODING = "encoding"
-    READY = "ready"  # stored
-    IN_MEMORY = "in_memory"  # usable, and not stored (yet)
+    READY = "ready"  # stored, or in memory where it cannot be stored
+    AWAY = "away"  # the bucket or the catalogue does not answer; the report says which
     FAILED = "failed"  # the encoder raised; the report says why
     REFUSED = "refused"  # too many inline clips wait already
     NO_ENCODER = "no_encoder"  # the worker has others: it was loaded anew

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import (
-    EncodingCorruptError,
-    ObjectStoreError,
-    StorageBusyError,
-    StorageError,
-    StorageUnavailableError,
-)
+from vllm_tts_cache.errors import AWAY, EncodingCorruptError, StorageError
 from vllm_tts_cache.logs import Counters, ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
@@ -254,10 +248,6 @@ class MemoryTier:
             self._inline.remove(key)
 
 
-# What is away for a while takes no row either, or is back before one is due.
-_AWAY = ObjectStoreError, StorageBusyError, StorageUnavailableError
-
-
 class EncodingCache:
     """Encodings in this process's memory, and in the store behind it.
 
@@ -292,28 +282,26 @@ class EncodingCache:
         return encoding
 
     def put(
-        self, key: EncodingKey, encoding: Encoding, segment: Segment
-    ) -> bool | None:
-        """Publish the encoding and keep it in memory; return whether it is stored.
-
-        None if neither has it.
+        self, key: EncodingKey, encoding: Encoding, segment: Segment, *, since: int
+    ) -> bool:
+        """Publish the encoding and keep it in memory; False if neither has it.
 
         If its audio was deleted neither keeps it; if the disk fails only memory does,
-        and a row says when a registered voice's is stored again.
+        and a row says when a registered voice's is stored again. ``since`` is as of
+        `MemoryTier.put`.
         """
-        since, is_stored = self.memory.num_deletes, True
+        is_stored = True
         try:
             if not self._store.writer.publish(key, encoding):
-                return None
+                return False
         except StorageError as exc:
             self._count_error(exc)
-            # Only the memory can say whether the audio was deleted meanwhile.
-            since, is_stored = self.memory.oldest_known_delete, False
-            if segment is _REGISTERED and not isinstance(exc, _AWAY):
+            is_stored = False
+            # What is away takes no row either, or is back before one is due.
+            if segment is _REGISTERED and not isinstance(exc, AWAY):
                 with suppress(StorageError):
                     self._store.note_failed(key, f"it was not stored: {exc}")
-        is_kept = self.memory.put(key, encoding, segment, since=since)
-        return is_stored if is_stored or is_kept else None
+        return self.memory.put(key, encoding, segment, since=since) or is_stored
 
     def load(self, key: EncodingKey, segment: Segment) -> bool:
         """Bring a stored encoding into memory or else onto this disk; False if neither.

@@ -29,7 +29,7 @@ def cache(memory, store):
 @pytest.mark.every_backend
 def test_what_is_put_is_in_memory_and_outlives_the_process(cache, memory, store):
     assert cache.get(key(), REGISTERED) is None
-    cache.put(key(), make_encoding(), REGISTERED)
+    cache.put(key(), make_encoding(), REGISTERED, since=0)
     assert_same(memory.get(key(), REGISTERED), make_encoding())
     assert_same(store.read(key()), make_encoding())
     assert (memory.contains(key()), cache.is_stored(key())) == (True, True)
@@ -37,7 +37,7 @@ def test_what_is_put_is_in_memory_and_outlives_the_process(cache, memory, store)
 
 @pytest.mark.every_backend
 def test_a_restart_reads_the_file_once_and_then_memory(cache, store):
-    cache.put(key(), make_encoding(), REGISTERED)
+    cache.put(key(), make_encoding(), REGISTERED, since=0)
     restarted = EncodingCache(MemoryTier(ROOMY), store)
     for _ in range(2):
         assert_same(restarted.get(key(), REGISTERED), make_encoding())
@@ -47,7 +47,7 @@ def test_a_restart_reads_the_file_once_and_then_memory(cache, store):
 @pytest.mark.every_backend
 def test_what_was_deleted_while_it_was_encoded_is_kept_nowhere(cache, memory, store):
     delete(store, "Ann")
-    cache.put(key(), make_encoding(), REGISTERED)
+    cache.put(key(), make_encoding(), REGISTERED, since=0)
     assert not memory.contains(key())
     assert not cache.is_stored(key())
 
@@ -104,7 +104,7 @@ def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
     for _ in range(50):
         assert cache.get(key(), REGISTERED) is None
     assert cache.is_stored(key()) is False
-    cache.put(key(), make_encoding(), REGISTERED)
+    cache.put(key(), make_encoding(), REGISTERED, since=0)
     assert_same(cache.get(key(), REGISTERED), make_encoding())
     assert cache.stats()["tier_errors"] == 52
     assert len(plugin_log.records) == 1
@@ -112,11 +112,13 @@ def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
 
 def test_a_broken_disk_does_not_keep_a_voice_that_was_deleted_meanwhile(memory):
     cache = EncodingCache(memory, BrokenStore())
-    memory.delete(address(0))  # while it was encoded: nobody knows when that began
-    cache.put(key(0), make_encoding(), REGISTERED)
-    cache.put(key(1), make_encoding(), REGISTERED)
+    memory.delete(address(0))  # while it was encoded
+    for number in (0, 1):
+        cache.put(key(number), make_encoding(), REGISTERED, since=0)
     assert not memory.contains(key(0))
     assert memory.contains(key(1))
+    cache.put(key(0), make_encoding(), REGISTERED, since=memory.num_deletes)
+    assert memory.contains(key(0)), "registered again"
 
 
 @pytest.mark.every_backend
@@ -127,7 +129,7 @@ def test_a_corrupt_file_is_a_miss_and_counted(cache, store):
     assert cache.get(key(), REGISTERED) is None
     stats = cache.stats()
     assert (stats["corrupt"], stats["misses"], stats["tier_errors"]) == (1, 1, 0)
-    cache.put(key(), make_encoding(), REGISTERED)
+    cache.put(key(), make_encoding(), REGISTERED, since=0)
 
 
 def test_the_memory_is_split_between_registered_and_inline():

@@ -21,7 +21,6 @@ from vllm_tts_cache.entrypoints.speakers.served_model import (
     ServedModel,
 )
 from vllm_tts_cache.errors import (
-    AudioGoneError,
     EncodeError,
     EncodersChangedError,
     GoneError,
@@ -61,6 +60,8 @@ IN_TURN_SECONDS = 10.0
 # Speakers that one server precomputes at once; the others wait as rows.
 MAX_PRECOMPUTED_AT_ONCE = 64
 PRECOMPUTE_SECONDS = 5.0
+# As long as until a failed encode's first next try.
+MAX_PAUSE_SECONDS = 60.0
 MAX_FORCED = 1024
 # Voices that are looked up after a start: not each that spoke last can be prefilled.
 MAX_LOOKED_AT = 4 * MAX_WAITING
@@ -125,7 +126,7 @@ class SpeakerEncodings:
         self._forced: dict[EncodingNeed, asyncio.Task[bool | TTSCacheError]] = {}
         # Speakers before this generation were handed to the worker, for these encoders.
         self._next_generation, self._precomputed_for = sys.maxsize, list[str]()
-        self._underway = set[int]()
+        self._underway = set[tuple[int, bool]]()
         self._has_registered = asyncio.Event()
         self._precomputing: asyncio.Task[None] | None = None
 
@@ -242,6 +243,10 @@ class SpeakerEncodings:
         if not absent:
             return True
         await self._wait(absent, need, tenant, urgent=urgent, force=force)
+        if not urgent:  # a file may be there without its row
+            stored = (await self._lookups.run(self._store.stored_artifacts, [sha]))[sha]
+            if any(key.encoder_fingerprint not in stored for key in keys):
+                raise NotStoredError
         self._to_recheck.discard(sha)
         if self._store.copies is not None:
             artifacts = {key.encoder_fingerprint for key in absent}
@@ -443,9 +448,8 @@ class SpeakerEncodings:
             first = asyncio.FIRST_EXCEPTION
             await asyncio.wait(futures, timeout=max_seconds, return_when=first)
             done = [future for future in futures if future.done()]
-            are_stored = [future.result() for future in done]
-            if not (urgent or all(are_stored)):
-                raise NotStoredError
+            for future in done:
+                future.result()
             if max_seconds is not None and len(done) < len(futures):
                 what = (
                     f"others were encoded for {max_seconds:g} s before this reference "
@@ -559,43 +563,50 @@ class SpeakerEncodings:
         self, record: SpeakerRecord, slots: asyncio.Semaphore
     ) -> None:
         """Begin to precompute a speaker as soon as a slot is free."""
-        if record.generation in self._underway:
+        # A transcript that came or went changes which encodings it needs.
+        if (this := (record.generation, record.ref_text is None)) in self._underway:
             return
         await slots.acquire()
-        self._underway.add(record.generation)
-        self._in_background(self._precompute_until_done(record, slots))
+        self._underway.add(this)
+        making = self._in_background(self._precompute_until_done(record))
+        making.add_done_callback(lambda _: self._underway.discard(this))
+        making.add_done_callback(lambda _: slots.release())
 
-    async def _precompute_until_done(
-        self, record: SpeakerRecord, slots: asyncio.Semaphore
-    ) -> None:
+    async def _precompute_until_done(self, record: SpeakerRecord) -> None:
         """Precompute a speaker; try again after an outage, or if a worker is busy."""
-        try:
-            num_left = MAX_TRIES
-            while num_left:
-                try:
-                    await self._precompute(record, urgent=False)
-                    return
-                except (AudioGoneError, CannotCloneError):
-                    return  # deleted, or registered for another model
-                except TTSCacheError as exc:
-                    if isinstance(exc, EncodeError):
-                        if has_failed := await self._has_failed(record):
-                            return
-                        # On a full disk there is no row, and no end.
-                        num_left -= has_failed is False
-                    message = "Precomputing a speaker is tried again: %s"
-                    throttled.warn_of("precomputing", message, exc.log_text)
-                    await asyncio.sleep(PRECOMPUTE_SECONDS)
-        finally:
-            self._underway.discard(record.generation)
-            slots.release()
+        pause_seconds = PRECOMPUTE_SECONDS
+        while True:
+            try:
+                await self._precompute(record, urgent=False)
+                return
+            except CannotCloneError:
+                return  # registered for another model
+            except TTSCacheError as exc:
+                if isinstance(exc, EncodeError):
+                    if await self._is_left_to_rows(record, exc, pause_seconds):
+                        return
+                    pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
+                message = "Precomputing a speaker is tried again: %s"
+                throttled.warn_of("precomputing", message, exc.log_text)
+                await asyncio.sleep(pause_seconds)
 
-    async def _has_failed(self, record: SpeakerRecord) -> bool | None:
-        """Whether a row says when to encode again; None if that cannot be read."""
+    async def _is_left_to_rows(
+        self, record: SpeakerRecord, failed: EncodeError, seconds: float
+    ) -> bool:
+        """Whether the audio is deleted, or a row says when to encode it again.
+
+        Where no worker could write that row, this process does after some tries.
+        """
         with suppress(TTSCacheError):
-            need = self._model.need_of(record)
-            return await self._failure(await self.keys(need)) is not None
-        return None
+            keys = await self.keys(self._model.need_of(record))
+            if not await self._lookups.run(self._store.has_audio, keys[0].audio_sha256):
+                return True
+            if seconds >= MAX_PAUSE_SECONDS:
+                note, why = self._store.note_failed, failed.log_text
+                for key in keys:
+                    await self._speakers.reads.run(note, key, why)
+            return await self._failure(keys) is not None
+        return False
 
     async def _failure(self, keys: Sequence[EncodingKey]) -> str | None:
         """Return why an encode of one of an audio's keys failed, if a row says so."""

@@ -20,6 +20,7 @@ from vllm_tts_cache.errors import (
     EncodeTimeoutError,
     ServerBusyError,
     TTSCacheError,
+    WorkerStorageError,
 )
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.rpc_client import (
@@ -46,7 +47,6 @@ RENEW_SECONDS = LEASE_SECONDS / 2
 MIN_ASK_SECONDS = 0.125
 MAX_NEW = 64
 MAX_WITHDRAWN = 1024
-_EXISTS = {JobState.READY, JobState.IN_MEMORY}
 # A shorter outage of the catalogue or of a worker fails no caller.
 OUTAGE_SECONDS = 5.0
 
@@ -57,8 +57,7 @@ class Pending:
 
     Attributes:
         want: What the workers get.
-        future: Whether the encoding that exists is stored, and not only in a worker's
-            memory; or the error that prevents it.
+        future: Done when the encoding exists, or with the error that prevents it.
         since: When its deadline began to run, in monotonic seconds.
         only_worker: Whether only a worker's report ends it: the catalogue may be wrong.
         was_sent: Whether the workers may have received the want.
@@ -66,7 +65,7 @@ class Pending:
 
     key: EncodingKey
     want: Want
-    future: "asyncio.Future[bool]"
+    future: "asyncio.Future[None]"
     since: float
     only_worker: bool
     num_waiting: int = 0
@@ -247,16 +246,16 @@ class PendingEncodings:
             self._withdrawn[number] = None
         pending.was_sent = False
 
-    def _settle(self, pending: Pending, result: bool | TTSCacheError = True) -> None:
-        """Finish the future, once, with what it says or with an error."""
+    def _settle(self, pending: Pending, error: TTSCacheError | None = None) -> None:
+        """Finish the future, once; the encoding exists unless there is an error."""
         if pending.future.done():  # the key may have a new `Pending` by now
             return
         del self._by_key[pending.key]
         self._withdraw(pending)
-        if isinstance(result, bool):
-            pending.future.set_result(result)
+        if error is None:
+            pending.future.set_result(None)
         else:
-            pending.future.set_exception(result)
+            pending.future.set_exception(error)
             pending.future.exception()  # the callers may all have left
 
     def _settle_all(self, error: TTSCacheError) -> None:
@@ -416,14 +415,16 @@ class PendingEncodings:
         if (failed := by_state.get(JobState.FAILED)) is not None:
             reason = f"The reference audio was not encoded: {failed.reason}"
             self._settle(pending, EncodeError(reason))
+        elif (away := by_state.get(JobState.AWAY)) is not None:
+            self._settle(pending, WorkerStorageError(away.reason))
         elif JobState.NO_AUDIO in by_state:
             self._settle(pending, AudioGoneError())
         elif JobState.NO_ENCODER in by_state:
             self._settle(pending, EncodersChangedError())
         elif JobState.REFUSED in by_state:
             self._settle(pending, too_many_inline())
-        elif by_state.keys() <= _EXISTS and len(reports) == num_replicas:
-            self._settle(pending, JobState.IN_MEMORY not in by_state)
+        elif by_state.keys() == {JobState.READY} and len(reports) == num_replicas:
+            self._settle(pending)
         elif (encoding := by_state.get(JobState.ENCODING)) is not None:
             pending.since = time.monotonic() - encoding.encoding_seconds
             self._encoding.append(pending)
