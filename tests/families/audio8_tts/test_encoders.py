@@ -10,7 +10,7 @@ from vllm_omni.model_executor.models.audio8_tts import codec_utils
 from vllm_omni.model_executor.models.audio8_tts.codec import build_arktts_codec
 
 from benchmarks.gpu_check.other_device import another_device
-from vllm_tts_cache.audio.reference import ReferenceAudio
+from tests.families.clip import noisy_tone
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.audio8_tts.encoders import load_reference_encoders
 
@@ -37,8 +37,7 @@ def whole_checkpoint(tmp_path_factory):
 )
 def test_codes_are_the_hosts(whole_checkpoint, monkeypatch, rate_hz, num_samples):
     monkeypatch.setattr(codec_utils, "_codec_cache", {})
-    noise = np.random.default_rng(0).standard_normal(num_samples)
-    audio = ReferenceAudio.of((0.1 * noise).astype(np.float32), rate_hz)
+    audio = noisy_tone(num_samples, rate_hz)
     encoder = load_reference_encoders(whole_checkpoint, CPU)["codec"]
     codes = encoder.encode(audio)["codes"]
     expected = codec_utils.encode_reference_audio_codes(
@@ -67,25 +66,19 @@ def test_the_decode_half_may_have_other_sizes_and_is_compared(
         load_reference_encoders(tmp_path, CPU)
 
 
-def test_a_file_of_something_else_is_refused(own_checkpoint):
-    torch.save({"weight": torch.zeros(3)}, own_checkpoint / "codec.pth")
-    with pytest.raises(CheckpointError, match="missing"):
-        load_reference_encoders(own_checkpoint, CPU)
-
-
-@pytest.mark.parametrize("size", [0, -1, "8", True])
-def test_sizes_that_are_none_are_refused(own_checkpoint, size):
-    config = {"model_type": "arktts", "codec_post_n_head": size}
-    (own_checkpoint / "config.json").write_text(json.dumps(config))
-    torch.save({"weight": torch.zeros(3)}, own_checkpoint / "codec.pth")
-    with pytest.raises(CheckpointError, match="positive integers"):
-        load_reference_encoders(own_checkpoint, CPU)
+@pytest.mark.parametrize("size", [None, 0, -1, "8", True])
+def test_a_file_of_something_else_and_sizes_that_are_none_are_refused(tmp_path, size):
+    sizes = {} if size is None else {"codec_post_n_head": size}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "arktts"} | sizes))
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "codec.pth")
+    says = "positive integers" if sizes else "missing"
+    with pytest.raises(CheckpointError, match=says):
+        load_reference_encoders(tmp_path, CPU)
 
 
 @pytest.mark.long
 def test_it_encodes_where_it_was_loaded_to(whole_checkpoint):
-    noise = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
-    clip = ReferenceAudio.of(0.1 * noise, 24_000)
+    clip = noisy_tone(20_000, 24_000)
     expected = load_reference_encoders(whole_checkpoint, CPU)["codec"].encode(clip)
     with another_device() as device:
         made = load_reference_encoders(whole_checkpoint, device)["codec"].encode(clip)

@@ -1,6 +1,7 @@
 """The Higgs Audio tokenizer that several families share: transformers' codes."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,8 +13,6 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
     load_higgs_tokenizer,
 )
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
@@ -24,25 +23,15 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def copied(directory, tmp_path):
-    copy = tmp_path / "audio_tokenizer"
-    copy.mkdir()
-    for file in directory.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    return copy
+    return shutil.copytree(directory, tmp_path / "audio_tokenizer")
 
 
-def load(directory, *, resampler="none", **preparation):
-    return load_higgs_tokenizer(
-        directory, CPU, resampler=resampler, preparation=preparation
-    )
+def load(directory):
+    cpu = torch.device("cpu")
+    return load_higgs_tokenizer(directory, cpu, resampler="none", preparation={})
 
 
-@pytest.fixture(scope="module")
-def ours(directory):
-    return load(directory)
-
-
-def test_the_older_names_of_a_normed_weight_are_read_as_well(copied, ours):
+def test_the_older_names_of_a_normed_weight_are_read_as_well(copied, directory):
     path = copied / "model.safetensors"
     names = {"original0": "weight_g", "original1": "weight_v"}
     renamed = {}
@@ -52,14 +41,7 @@ def test_the_older_names_of_a_normed_weight_are_read_as_well(copied, ours):
         renamed[name] = tensor
     assert sum("weight_g" in name for name in renamed) == 1
     save_file(renamed, path)
-    assert load(copied).fingerprint == ours.fingerprint
-
-
-def change_config(directory, section, **values):
-    path = directory / "config.json"
-    config = json.loads(path.read_text())
-    (config[section] if section else config).update(values)
-    path.write_text(json.dumps(config))
+    assert load(copied).fingerprint == load(directory).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -77,6 +59,9 @@ def change_config(directory, section, **values):
     ],
 )
 def test_a_tokenizer_that_is_built_otherwise_is_refused(section, values, named, copied):
-    change_config(copied, section, **values)
+    path = copied / "config.json"
+    config = json.loads(path.read_text())
+    (config[section] if section else config).update(values)
+    path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=named):
         load(copied)

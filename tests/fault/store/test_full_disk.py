@@ -35,8 +35,8 @@ CANNOT = shutil.which("unshare") is None or (
 @pytest.mark.sqlite
 @pytest.mark.skipif(CANNOT, reason="needs unshare, and user namespaces")
 @pytest.mark.parametrize("what", ["deletions", "expiry", "eviction", "server"])
-def test_where_no_space_is_left(directory, what):
-    process = FORK.Process(target=on_a_small_disk, args=(globals()[what], directory))
+def test_where_no_space_is_left(tmp_path, what):
+    process = FORK.Process(target=on_a_small_disk, args=(globals()[what], tmp_path))
     process.start()
     process.join(120)
     process.kill()

@@ -120,17 +120,17 @@ ENGINES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
     [*EACH_RUN, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)],
 )
 def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
-    directory, engine, kind, is_alone
+    tmp_path, engine, kind, is_alone
 ):
-    num_steps, is_killed, deleted = 0, True, kind(directory)
+    num_steps, is_killed, deleted = 0, True, kind(tmp_path)
     while is_killed:
         num_steps += 1
         deleted.put_there()
-        with closing(open_here(directory)) as other:
+        with closing(open_here(tmp_path)) as other:
             if not is_alone:
                 other.participants.join()
             deleted.make(other)
-            is_killed = killed_deleting(directory, deleted.delete, num_steps)
+            is_killed = killed_deleting(tmp_path, deleted.delete, num_steps)
             if is_alone:
                 other.participants.join()  # a server that is started again
             else:
@@ -139,7 +139,7 @@ def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
             if engine == "postgresql":
                 delete_participants(other)  # whoever was killed, an hour later
             assert deleted.traces() == []
-        nothing_is_left(directory, deleted)
+        nothing_is_left(tmp_path, deleted)
     assert num_steps > MIN_STEPS
 
 

@@ -20,11 +20,11 @@ def num_kills(pytestconfig):
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_store_that_is_killed_again_and_again_stays_whole(
-    directory, num_kills, engine
+    tmp_path, num_kills, engine
 ):
     promised = Promised()
     for seed in range(num_kills if engine == "sqlite" else num_kills // 2):
-        life = directory / f"life {seed // _PER_DIRECTORY}"
+        life = tmp_path / f"life {seed // _PER_DIRECTORY}"
         if seed % _PER_DIRECTORY == 0:
             promised = Promised()
         print(f"seed {seed}")  # noqa: T201  shown if it fails
@@ -36,11 +36,11 @@ def test_a_store_that_is_killed_again_and_again_stays_whole(
 
 @pytest.mark.parametrize("engine", ["bucket"], indirect=True)
 def test_a_store_with_a_bucket_that_is_killed_again_and_again_stays_whole(
-    directory, num_kills, engine
+    tmp_path, num_kills, engine
 ):
     del engine
     for first in range(0, num_kills // 2, _PER_DIRECTORY):
-        life = directory / f"life-{first}"
+        life = tmp_path / f"life-{first}"
         urls = settings_of(life)
         given = [str(life), str(first), str(_PER_DIRECTORY)]
         ended = subprocess.run(

@@ -289,10 +289,14 @@ def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
     assert list(staged.path.parent.iterdir()) == []
 
 
-def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeypatch):
+@pytest.mark.parametrize(("where", "moment"), [(Path, "rename"), (os, "unlink")])
+def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(
+    store, monkeypatch, where, moment
+):
+    """Neither put them into the trash, nor empty that."""
     deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", no_space)
+        patched.setattr(where, moment, no_space)
         with pytest.raises(errors.StorageError):
             store.remove_files(deletion)
     progress = store.progress("Ann")
@@ -301,19 +305,6 @@ def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeyp
     store.remove_files(deletion)
     assert store.progress("Ann").is_finished
     assert traces(store.directory, address()) == []
-
-
-def test_trash_that_cannot_be_emptied_leaves_the_deletion_unfinished(
-    store, monkeypatch
-):
-    deletion = store.registrations.delete("Ann")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "unlink", no_space)
-        with pytest.raises(errors.StorageError):
-            store.remove_files(deletion)
-    assert not store.progress("Ann").files_removed
-    store.remove_files(deletion)
-    assert store.progress("Ann").is_finished
     assert not any(store.directory.glob("trash/*"))
 
 

@@ -121,10 +121,8 @@ def test_a_machine_that_was_away_removes_its_copies_of_what_is_gone(fleet):
 
 
 def test_what_another_voice_has_stays(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
+    one, other = two_machines(fleet)
     register(one, "Bob", 0)
-    publish(one, 0)
     other.read(key(0))
     delete(one, "Ann")
     other.copies.delete_unstored(address(0))
@@ -153,22 +151,18 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
 
 
 def test_a_replaced_encoding_is_read_anew_and_its_object_goes(fleet):
-    one = fleet.open()
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, other = two_machines(fleet)
     before = set(objects_in(fleet))
     one.writer.publish(key(0), make_encoding(0))
     one.sweep()
     after = set(objects_in(fleet))
     assert len(after) == 2
     assert len(before & after) == 1  # the audio's
-    assert fleet.open("other").read(key(0)) is not None
+    assert other.read(key(0)) is not None
 
 
 def test_a_damaged_copy_is_fetched_again(fleet):
-    one = fleet.open()
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, _ = two_machines(fleet)
     for path in copies_in(one):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(EncodingCorruptError):
@@ -371,9 +365,7 @@ def test_what_an_older_catalogue_knows_nothing_of_is_removed_when_it_is_asked_fo
     fleet,
 ):
     """A dump of the database was restored beside the bucket as it is."""
-    one = fleet.open()
-    register(one, "Ann", 0)
-    publish(one, 0)
+    one, _ = two_machines(fleet)
     announced = one.blobs.stage(b"half a voice", address(1), AUDIO)
     newer = objects.new_name(address(2))
     others = f"objects/{address(2)[:2]}/readme.txt"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.store_samples import address, clip, voice
+from tests.store_samples import address, clip, path_of, voice
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.owners import TenantUsage
@@ -18,12 +18,7 @@ def used(store, tenant):
 
 
 def num_bytes(store, number=0):
-    with store.database.read() as db:
-        row = schema.stored_file
-        query = row.select().where(
-            row.c.audio_sha256 == address(number), row.c.artifact == "audio"
-        )
-        return db.execute(query).one().num_bytes
+    return path_of(store, number).stat().st_size
 
 
 def add(store, name, number=0, tenant=A, limits=None, **fields):
@@ -137,9 +132,7 @@ def test_ids_and_deletions_of_another_tenant_are_of_nobody(store):
     change = SpeakerChanges({"name": "x"})
     for ask in (
         lambda: store.registrations.delete(ann.speaker_id, B),
-        lambda: store.registrations.change(
-            ann.speaker_id, SpeakerChanges({"name": "x"}), B
-        ),
+        lambda: store.registrations.change(ann.speaker_id, change, B),
         lambda: store.registrations.change("ann", change, B),
     ):
         with pytest.raises(errors.SpeakerNotFoundError):
