@@ -273,9 +273,11 @@ class StoredEncodeWork:
         if self._cache.is_stored(job.key):
             return True
         if job.is_in_memory:
-            job.since = self._cache.memory.num_deletes
-            found = self._cache.get(job.key, job.segment)
-            return found is not None and self._put(job, found)
+            key, segment, since = job.key, job.segment, self._cache.memory.num_deletes
+            found = self._cache.get(key, segment)
+            if found is None:
+                return False
+            return self._cache.put(key, found, segment, since=since)
         # Another machine may have made it.
         has_copies = self._store.copies is not None
         return has_copies and self._cache.load(job.key, job.segment)
@@ -300,14 +302,12 @@ class StoredEncodeWork:
             AudioGoneError: Its audio was deleted meanwhile.
             EncodeError: Neither has room for it.
         """
-        if self._put(job, encoding):
+        segment, since = job.segment, job.since
+        if self._cache.put(job.key, encoding, segment, since=since):
             return
         if not self._store.has_audio(job.key.audio_sha256):
             raise AudioGoneError
         raise EncodeError("its encoding fits neither in memory nor on the disk")
-
-    def _put(self, job: EncodeJob, encoding: Encoding) -> bool:
-        return self._cache.put(job.key, encoding, job.segment, since=job.since)
 
     def note_failed(self, job: EncodeJob, reason: str) -> None:
         """Store why a registered voice's encode failed, until one succeeds."""

@@ -215,8 +215,7 @@ class Registrations:
             if _spoken(after) != _spoken(before):
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
             elif {"name_key", "extras_json"} & columns.keys():
-                # Servers keep rows by name, for when the database is out of reach.
-                deletion = deletions.add(db, None, tenant=tenant)
+                _have_rows_deleted(db, tenant)
         return Registered(record=after, replaced=before, deletion=deletion)
 
     @with_ballast
@@ -341,13 +340,15 @@ def _replace(
 ) -> Registered:
     record = speakers.replace(db, new, replaced, consent_id)
     deletion = None
-    if replaced is not None and (
-        record.audio_sha256 is None or _spoken(replaced) != _spoken(record)
-    ):
-        # Deleted even if other voices have the audio: prompts that processes cache for
-        # it may hold the transcript of the replaced one.
-        stored_files.remove_unowned(db, replaced.audio_sha256)
-        deletion = deletions.add(db, replaced.audio_sha256, tenant=record.tenant)
+    if replaced is not None and _spoken(replaced) != _spoken(record):
+        sha = replaced.audio_sha256
+        if sha is not None:
+            # Deleted even if other voices have the audio: prompts that processes cache
+            # for it may hold the transcript of the replaced one.
+            stored_files.remove_unowned(db, sha)
+            deletion = deletions.add(db, sha, tenant=record.tenant)
+    if replaced is not None and deletion is None:
+        _have_rows_deleted(db, record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
 
@@ -383,6 +384,12 @@ def _with_stock_files(db: Connection, done: Registered) -> Registered:
     deletion = done.deletion or deletions.add(db, None, tenant=new.tenant)
     stock_files.mark_deleted(db, new.name_key, deletion.id)
     return dataclasses.replace(done, deletion=deletion)
+
+
+def _have_rows_deleted(db: Connection, tenant: str) -> None:
+    """Have servers delete the rows that they keep for an outage of the database."""
+    deletion = deletions.add(db, None, tenant=tenant)
+    deletions.files_are_removed(db, deletion.id)  # there are none
 
 
 def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:

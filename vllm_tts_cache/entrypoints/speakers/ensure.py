@@ -21,6 +21,7 @@ from vllm_tts_cache.entrypoints.speakers.served_model import (
     ServedModel,
 )
 from vllm_tts_cache.errors import (
+    AudioGoneError,
     EncodeError,
     EncodersChangedError,
     GoneError,
@@ -185,8 +186,7 @@ class SpeakerEncodings:
 
         Raises: As `fingerprints`.
         """
-        if (fingerprints := self._fingerprints) is None:
-            fingerprints = await self.fingerprints()
+        fingerprints = self._fingerprints or await self._describe()
         return [
             EncodingKey(
                 audio_sha256=need.ref.audio_sha256,
@@ -595,13 +595,14 @@ class SpeakerEncodings:
     ) -> bool:
         """Whether the audio is deleted, or a row says when to encode it again.
 
-        Where no worker could write that row, this process does after some tries.
+        Where no worker wrote that row, this process does after some tries; at once
+        where there is no file to read.
         """
         with suppress(TTSCacheError):
             keys = await self.keys(self._model.need_of(record))
             if not await self._lookups.run(self._store.has_audio, keys[0].audio_sha256):
                 return True
-            if seconds >= MAX_PAUSE_SECONDS:
+            if seconds >= MAX_PAUSE_SECONDS or isinstance(failed, AudioGoneError):
                 note, why = self._store.note_failed, failed.log_text
                 for key in keys:
                     await self._speakers.reads.run(note, key, why)
