@@ -299,9 +299,6 @@ class DeletionPendingError(ServerFaultError, status=503):
     """A voice is deleted, but its deletion is not finished (503).
 
     Attributes:
-        files_removed: Whether all its files are removed.
-        waiting_for: Number of API servers that have not confirmed that they and their
-            workers have deleted it.
         details: Fields of the answer beside ``error``.
     """
 
@@ -318,8 +315,6 @@ class DeletionPendingError(ServerFaultError, status=503):
         self._log_text = (
             f"A voice is deleted, but not all of it is gone: its files are {left}"
         )
-        self.files_removed = files_removed
-        self.waiting_for = waiting_for
         progress = {"files_removed": files_removed, "waiting_for": waiting_for}
         self.details = {"deletion": progress}
 

@@ -9,7 +9,7 @@ from vllm_omni.entrypoints.omni_base import omni_snapshot_download
 
 from tests.fake_hub import vllm_config
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, whole_checkpoint
 from vllm_tts_cache.speaker.family import families
 
 ID = "someone/a-model"
@@ -35,7 +35,7 @@ def modelscope(monkeypatch, tmp_path):
 def test_of_modelscope_the_host_makes_a_directory_and_we_take_it(modelscope, revision):
     """Whatever the revision: of this hub the host takes its main one."""
     config = vllm_config(model=omni_snapshot_download(ID), revision=revision)
-    assert local_checkpoint(config.model_config) == modelscope
+    assert checkpoint_dir(config.model_config.model, revision) == modelscope
     for family in LOADING:  # what it lacks, its readers name
         assert whole_checkpoint(config, family.side_files) == modelscope
 
@@ -44,4 +44,4 @@ def test_without_modelscope_its_folder_is_none_of_ours(modelscope, monkeypatch):
     monkeypatch.delenv("VLLM_USE_MODELSCOPE")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="neither a directory nor"):
-        local_checkpoint(vllm_config(model=ID).model_config)
+        checkpoint_dir(ID)

@@ -31,7 +31,7 @@ from tests.in_process_workers import (
 )
 from tests.store_samples import settings_of
 from vllm_tts_cache.entrypoints.serving import request_speaker
-from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.speaker.family import default_family
@@ -131,7 +131,7 @@ class HostAdapter:
         return None
 
 
-class Adapter(TextCheckingAdapter, HostAdapter):
+class Adapter(CachedAdapter, HostAdapter):
     """The steps that all families share; its own one hands the reference on."""
 
     tts_cache_family = default_family()

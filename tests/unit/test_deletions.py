@@ -172,7 +172,7 @@ async def test_a_server_that_does_not_answer_is_told_about_and_waited_for(
     for _ in range(2):  # repeated, it tells how far it is
         with pytest.raises(errors.DeletionPendingError) as caught:
             await delete(rig)
-        assert (caught.value.files_removed, caught.value.waiting_for) == (True, 1)
+        assert tuple(caught.value.details["deletion"].values()) == (True, 1)
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
     for deletion in silent.participants.deletions_to_confirm():
         silent.participants.confirm(deletion.id)
@@ -200,8 +200,8 @@ async def test_a_worker_that_cannot_be_asked_now_is_asked_again(rig, monkeypatch
     while not removed:  # as often as a busy machine takes to remove two files
         with pytest.raises(errors.DeletionPendingError) as caught:
             await delete(rig)
-        assert caught.value.waiting_for == 1
-        removed = caught.value.files_removed
+        assert caught.value.details["deletion"]["waiting_for"] == 1
+        removed = caught.value.details["deletion"]["files_removed"]
     broken = False
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
     await delete(rig)
@@ -279,7 +279,7 @@ async def test_what_a_disk_does_not_give_up_holds_up_no_other(
     monkeypatch.setattr(owner, name, sometimes)
     with pytest.raises(errors.DeletionPendingError) as caught:
         await delete(rig, "Bad")
-    assert caught.value.files_removed == is_copy
+    assert caught.value.details["deletion"]["files_removed"] == is_copy
     await delete(rig, "Good")
     broken = False
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
@@ -382,11 +382,11 @@ async def test_a_delete_that_a_deleted_server_answers_waits_for_its_own_memory(
     delete_participants(rig.store)
     with pytest.raises(errors.DeletionPendingError) as caught:
         await delete(rig)
-    assert caught.value.waiting_for == 1
+    assert caught.value.details["deletion"]["waiting_for"] == 1
     await asyncio.sleep(3)  # by now it has noticed, and an encode is still in hand
     with pytest.raises(errors.DeletionPendingError) as caught:
         await delete(rig)
-    assert (caught.value.files_removed, caught.value.waiting_for) == (True, 1)
+    assert tuple(caught.value.details["deletion"].values()) == (True, 1)
     rig.encoders[0].gate.set()
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
     await delete(rig)

@@ -21,11 +21,7 @@ from tests.fake_hub import (
 from tests.in_process_workers import SyncInProcessEngine
 from vllm_tts_cache.errors import CheckpointError, ConfigError
 from vllm_tts_cache.offline import OfflineSpeakers
-from vllm_tts_cache.speaker.checkpoint_dir import (
-    checkpoint_dir,
-    local_checkpoint,
-    whole_checkpoint,
-)
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, whole_checkpoint
 
 SIDE_FILES = ("config.json", "codec.pth")
 NOWHERE = "http://127.0.0.1:9"  # no machine answers there
@@ -67,7 +63,7 @@ def test_main_is_found_where_the_host_put_it_without_asking_the_hub(cache, hub):
     main, _ = as_the_host_leaves_it(cache)
     for revision in (None, "main", MAIN):
         config = vllm_config(revision=revision)
-        assert local_checkpoint(config.model_config) == main
+        assert checkpoint_dir(MODEL, config.model_config.revision) == main
         assert whole_checkpoint(config, SIDE_FILES) == main
     assert hub.asked == []
 
@@ -78,7 +74,7 @@ def test_what_the_host_took_from_main_is_fetched_of_the_revision_itself(
 ):
     _, other = as_the_host_leaves_it(cache)
     config = vllm_config(revision=revision)
-    assert local_checkpoint(config.model_config) == other
+    assert checkpoint_dir(MODEL, config.model_config.revision) == other
     assert hub.asked == [], "a config is there already"
     assert whole_checkpoint(config, SIDE_FILES) == other
     assert (other / "codec.pth").read_text() == f"codec.pth of {OTHER}"
@@ -151,7 +147,7 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
     expected = f"hf download {MODEL} codec.pth --revision {OTHER} --cache-dir {cache}$"
     with pytest.raises(CheckpointError, match=expected):
         whole_checkpoint(vllm_config(model=str(other)), SIDE_FILES)
-    assert local_checkpoint(vllm_config(model=str(other)).model_config) == other
+    assert checkpoint_dir(str(other)) == other
 
 
 # -------- batch jobs

@@ -13,7 +13,7 @@ WANT = wire.Want(id=7, audio_sha256=SHA, fingerprint=SHA, segment="inline")
 REPORT = wire.WantReport(7, wire.JobState.FAILED, "out of memory", 1.5)
 TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0.1)
 SEGMENT = SegmentStats(
-    entries=1, bytes=9, max_bytes=90, max_entries=None, hits=3, misses=2, evictions=1
+    entries=1, bytes=9, max_bytes=90, max_entries=9, hits=3, misses=2, evictions=1
 )
 STATS = wire.SpeakerStats(
     hits={"memory": 3, "disk": 0},

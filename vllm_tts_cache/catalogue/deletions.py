@@ -75,6 +75,11 @@ def name_hash(tenant: str, name_key: str) -> str:
 
 
 _COLUMNS = deletion.c.id, deletion.c.audio_sha256, deletion.c.public_id
+# All confirmations count: participants without a lease confirm on their return.
+_IS_OVER = (
+    deletion.c.files_removed == 1,
+    ~exists().where(confirmation.c.deletion_id == deletion.c.id),
+)
 # Run several times a second; an empty index nearly always answers it.
 _TO_CONFIRM = (
     select(*_COLUMNS)
@@ -190,14 +195,8 @@ def acknowledge(db: Connection, deletion_id: int) -> None:
 
 def delete_old(db: Connection) -> None:
     """Delete the rows of finished deletions that were requested over a day ago."""
-    waiting = select(confirmation.c.deletion_id)
-    db.execute(
-        deletion.delete().where(
-            deletion.c.files_removed == 1,
-            deletion.c.id.not_in(waiting),
-            deletion.c.requested_at < now(db) - KEPT_SECONDS,
-        )
-    )
+    is_old = deletion.c.requested_at < now(db) - KEPT_SECONDS
+    db.execute(deletion.delete().where(*_IS_OVER, is_old))
 
 
 def delete_finished(db: Connection, tenant: str, name: str) -> None:
@@ -239,9 +238,7 @@ def participants(db: Connection) -> list[str]:
 
 def _finish(db: Connection, deletion_id: int) -> None:
     """Clear a finished deletion's audio; delete its row if no DELETE can find it."""
-    # All confirmations count: participants without a lease confirm on their return.
-    asked = exists().where(confirmation.c.deletion_id == deletion.c.id)
-    is_over = deletion.c.files_removed == 1, ~asked, deletion.c.id == deletion_id
+    is_over = *_IS_OVER, deletion.c.id == deletion_id
     db.execute(deletion.update().where(*is_over).values(audio_sha256=None))
     is_asked_for = deletion.c.name_hash.is_not(None) | deletion.c.public_id.is_not(None)
     db.execute(deletion.delete().where(*is_over, ~is_asked_for))

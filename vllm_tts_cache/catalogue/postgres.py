@@ -106,10 +106,10 @@ class PostgresServer:
         self._down_until, self._why_down = 0.0, ""
         # Writers that wait for the turn hold connections, so readers need others, and
         # the lease one that readers cannot take either.
-        self._writers = self._open(STATEMENT_SECONDS, checks=True)
-        self._readers = self._open(STATEMENT_SECONDS, checks=True)
-        self._keeper = self._open(QUICK_SECONDS, checks=True, num=1)
-        self._patient = self._open(LONG_SECONDS, checks=True)
+        self._writers = self._open(STATEMENT_SECONDS)
+        self._readers = self._open(STATEMENT_SECONDS)
+        self._keeper = self._open(QUICK_SECONDS, num=1)
+        self._patient = self._open(LONG_SECONDS)
         # Not pinged before each use, which would be a second round trip: a read on a
         # lost connection is repeated.
         self.quick = self._open(QUICK_SECONDS, autocommit=True)
@@ -190,7 +190,6 @@ class PostgresServer:
         statement_seconds: int,
         *,
         num: int = _NUM_CONNECTIONS,
-        checks: bool = False,
         autocommit: bool = False,
     ) -> Engine:
         engine = create_engine(
@@ -200,7 +199,7 @@ class PostgresServer:
             pool_size=num,
             max_overflow=num,
             pool_timeout=QUICK_SECONDS if autocommit else STATEMENT_SECONDS,
-            pool_pre_ping=checks,
+            pool_pre_ping=not autocommit,
             pool_recycle=_RECYCLE_SECONDS,
             hide_parameters=True,  # names and texts of voices, as in SQLite
             use_native_hstore=False,  # else each connection asks for the type

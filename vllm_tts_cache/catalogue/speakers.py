@@ -131,7 +131,6 @@ def replace(
     if old is not None:
         delete(db, old)
     values: dict[str, Any] = {field: getattr(new, field) for field in _GIVEN}
-    values["name_key"] = new.name_key
     values["precompute"] = int(new.precompute)
     values["speaker_id"] = identity.public_id
     values["updated_at"] = identity.updated_at
@@ -142,8 +141,7 @@ def replace(
     starts = new.clip_starts
     values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
     texts = *new.labels.values(), *(extras.get("aliases") or ())
-    searched = search_text(new.name, new.description, *texts)
-    values["search_text"] = searched
+    values["search_text"] = search_text(new.name, new.description, *texts)
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at
     record = of_row(db.execute(_INSERT, values).one())

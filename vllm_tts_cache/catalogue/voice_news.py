@@ -234,9 +234,10 @@ def failed(db: Connection, news: News, seconds: float) -> None:
 
 def _change(db: Connection, news: News, change: Update | Delete) -> None:
     """Change the row of news; of newer ones, only that they may be told now."""
-    if not db.execute(change.where(*_is(news))).rowcount:
-        where = _row.speaker_id == news.speaker_id
-        db.execute(voice_news.update().where(where).values(next_try=0.0))
+    is_its = _row.speaker_id == news.speaker_id
+    same = is_its, _row.number == news.number, _row.state == news.state
+    if not db.execute(change.where(*same)).rowcount:
+        db.execute(voice_news.update().where(is_its).values(next_try=0.0))
 
 
 def _news(db: Connection, state: State) -> dict[str, Any]:
@@ -249,8 +250,3 @@ def _news(db: Connection, state: State) -> dict[str, Any]:
 def _due(db: Connection) -> "ColumnElement[bool]":
     is_true = _row.generation.is_not(None) | (_row.state == "deleted")
     return (_row.is_told == 0) & (_row.next_try <= schema.now(db)) & is_true
-
-
-def _is(news: News) -> tuple[Any, ...]:
-    same = _row.number == news.number, _row.state == news.state
-    return _row.speaker_id == news.speaker_id, *same

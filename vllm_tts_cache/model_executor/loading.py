@@ -12,7 +12,7 @@ from vllm_tts_cache.errors import EncodeError, TTSCacheError
 from vllm_tts_cache.logs import logger
 from vllm_tts_cache.model_executor.ranks import Ranks, tensor_parallel_ranks
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
-from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, whole_checkpoint
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
 from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
@@ -108,7 +108,7 @@ class SpeakerSide:
             return
         family, ranks = self.tts_cache_family, self._ranks()
         self.tts_cache_refusal = ranks.from_rank_0(
-            lambda: family.clones(local_checkpoint(model))
+            lambda: family.clones(checkpoint_dir(*checkpoint))
         )
         if self.tts_cache_refusal is not None:
             self._close_speakers()

@@ -16,14 +16,6 @@ from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.family import SideFile
 
 
-def local_checkpoint(model_config: Any) -> Path:
-    """Return the folder with the configs of the checkpoint that the host serves.
-
-    Raises: CheckpointError if no such folder exists.
-    """
-    return checkpoint_dir(model_config.model, model_config.revision)
-
-
 def whole_checkpoint(vllm_config: Any, side_files: Sequence[SideFile]) -> Path:
     """Return the folder of the checkpoint that a worker has loaded, with these files.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
-from vllm_tts_cache.store.encoding import Encoding, is_address
+from vllm_tts_cache.store.encoding import ADDRESS, Encoding
 
 # A key of the host's additional_information, or of a diffusion model's prompt.
 FIELD = "tts_cache_speaker"
@@ -116,7 +116,7 @@ class SpeakerRef:
         if (wire := info.get(FIELD)) is None:
             return None
         audio_sha256, segment, encoders, signature = wire
-        if not is_address(audio_sha256):
+        if ADDRESS.fullmatch(audio_sha256) is None:
             raise ValueError(f"{FIELD} does not hold a content address")
         return cls(
             audio_sha256=audio_sha256,

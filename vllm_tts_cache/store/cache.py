@@ -3,11 +3,12 @@
 The memory is bounded in bytes and in entries.
 """
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vllm_tts_cache.audio.reference import Segment
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of one segment; ``max_entries=None`` limits bytes only."""
+    """The limits of one segment."""
 
     max_bytes: int
-    max_entries: int | None = None
+    max_entries: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class SegmentStats:
     entries: int
     bytes: int
     max_bytes: int
-    max_entries: int | None
+    max_entries: int
     hits: int
     misses: int
     evictions: int
@@ -47,24 +48,16 @@ class SegmentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats(SegmentStats):
-    """A snapshot of one tier: the sums of its segments, and each of them.
-
-    ``max_entries`` is None if a segment has no such limit.
-    """
+    """A snapshot of one tier: the sums of its segments, and each of them."""
 
     segments: dict[Segment, SegmentStats]
 
     @classmethod
     def of(cls, segments: dict[Segment, SegmentStats]) -> "TierStats":
         """Sum the segments."""
-        all_ = segments.values()
-        known = [s.max_entries for s in all_ if s.max_entries is not None]
-        added = "entries", "bytes", "max_bytes", "hits", "misses", "evictions"
-        return cls(
-            **{name: sum(getattr(s, name) for s in all_) for name in added},
-            max_entries=sum(known) if len(known) == len(all_) else None,
-            segments=segments,
-        )
+        names, all_ = [f.name for f in fields(SegmentStats)], segments.values()
+        sums = {name: sum(getattr(s, name) for s in all_) for name in names}
+        return cls(**sums, segments=segments)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -100,9 +93,7 @@ class LruSegment(Generic[K, V]):
             return False
         self.entries[key] = value
         self.num_bytes += value.num_bytes
-        while self.num_bytes > max_bytes or (
-            max_entries is not None and len(self.entries) > max_entries
-        ):
+        while self.num_bytes > max_bytes or len(self.entries) > max_entries:
             self.remove(next(iter(self.entries)))
             self.evictions += 1
         return True
@@ -261,13 +252,12 @@ class EncodingCache:
         self.memory = memory
         self._store = store
         self._counters = Counters()
-        self._hits = Counters()
         self._log = ThrottledLog()
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Return the encoding, from memory or else from this disk; None on a miss."""
         if (encoding := self.memory.get(key, segment)) is not None:
-            self._hits.add("memory")
+            self._counters.add("memory")
             return encoding
         since = self.memory.num_deletes
         try:
@@ -277,7 +267,7 @@ class EncodingCache:
         if encoding is None:
             self._counters.add("misses")
             return None
-        self._hits.add("disk")
+        self._counters.add("disk")
         self.memory.put(key, encoding, segment, since=since)
         return encoding
 
@@ -334,10 +324,10 @@ class EncodingCache:
 
         This uses no disk.
         """
-        counts, hits = self._counters.snapshot(), self._hits.snapshot()
+        counts = self._counters.snapshot()
         memory = self.memory.stats()
         return {
-            "hits": {name: hits[name] for name in ("memory", "disk")},
+            "hits": {name: counts[name] for name in ("memory", "disk")},
             "misses": counts["misses"],
             "evictions": memory.evictions,
             "corrupt": counts["corrupt"],
@@ -358,9 +348,8 @@ def open_cache(settings: Settings, store: "SpeakerStore") -> EncodingCache:
     """Open a worker's cache with the memory budgets of the settings."""
     share, max_bytes = settings.inline_share, settings.memory_max_bytes
     inline = Budget(int(max_bytes * share), int(settings.memory_max_entries * share))
-    inline_entries = inline.max_entries or 0
     registered = Budget(
-        max_bytes - inline.max_bytes, settings.memory_max_entries - inline_entries
+        max_bytes - inline.max_bytes, settings.memory_max_entries - inline.max_entries
     )
     budgets = {Segment.REGISTERED: registered, Segment.INLINE: inline}
     return EncodingCache(MemoryTier(budgets), store)

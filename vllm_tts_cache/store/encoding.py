@@ -49,10 +49,6 @@ class Encoding:
 
     __slots__ = ("arrays", "num_bytes", "origin")
 
-    arrays: Mapping[str, Array]
-    num_bytes: int
-    origin: ComputedOn | None
-
     def __init__(self, arrays: Mapping[str, Array], origin: ComputedOn | None = None):
         if not arrays:
             raise ValueError("an encoding has at least one array")
@@ -90,11 +86,6 @@ class EncodingKey:
         """Hex SHA-256 of both parts; for logs and checks inside files."""
         canonical = f"{self.audio_sha256}/{self.encoder_fingerprint}"
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def is_address(text: str) -> bool:
-    """Whether the text is 64 lower-case hex digits."""
-    return ADDRESS.fullmatch(text) is not None
 
 
 # safetensors' name of a dtype -> the same in NumPy. safetensors would also write

@@ -14,7 +14,6 @@ from vllm_tts_cache.catalogue import deletions, owners, schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.records import AUDIO
-from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError
 from vllm_tts_cache.logs import logger
@@ -161,16 +160,11 @@ def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
 def _delete_strays(
     directory: StoreDirectory, database: Database, prefix: str
 ) -> list[str]:
-    lines: list[str] = []
-    for some in slices(directory.addresses(prefix)):
-        found = {sha: directory.artifacts(sha) for sha in some}
-        with database.read() as db:
-            stored = stored_files.artifacts(db, some)
-        for sha in some:
-            if found[sha] - stored[sha]:
-                lines += _settle_copies(directory, database, sha)
-        time.sleep(_PAUSE_SECONDS)
-    return lines
+    found = {sha: directory.artifacts(sha) for sha in directory.addresses(prefix)}
+    with database.read() as db:
+        stored = stored_files.artifacts(db, list(found))
+    strays = [sha for sha in found if found[sha] - stored[sha]]
+    return [line for sha in strays for line in _settle_copies(directory, database, sha)]
 
 
 def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str]:

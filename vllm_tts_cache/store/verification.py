@@ -37,9 +37,8 @@ class Verification:
             binding.check_bucket(self._bucket, self._database)
         found = [*self._unfinished()]
         found += [f"left behind: {path}" for path in self._files.leftovers()]
-        prefixes = self._prefixes()
         differing: list[str] = []
-        for prefix in prefixes:
+        for prefix in self._prefixes():
             found += [f"misnamed: {path}" for path in self._files.misplaced(prefix)]
             if any(self._differences(prefix)):
                 differing.append(prefix)

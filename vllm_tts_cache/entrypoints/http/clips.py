@@ -214,7 +214,7 @@ async def get_audio(
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
     speakers = handler.speakers
-    if not speakers.may_download:
+    if not speakers.settings.audio_download:
         raise DownloadsOffError
     leave = speakers.sounds.enter()
     try:
@@ -237,7 +237,7 @@ async def export_voice(
 ) -> Response:
     """Give one file that holds the voice, its consent recording and its encodings."""
     speakers = handler.speakers
-    if not speakers.may_download:
+    if not speakers.settings.audio_download:
         raise DownloadsOffError
     leave = speakers.exports.enter()
     try:

@@ -95,13 +95,14 @@ async def upload_of_form(
     if not consent.strip():
         reason = "it is empty; say in it where the speaker's consent can be found"
         raise InvalidSpeakerError("consent", reason)
+    extras = {"aliases": aliases, "settings": settings}
     return Upload(
         name=name,
         consent=consent.strip(),
         description=(speaker_description or "").strip() or None,
         language=(language or "").strip() or None,
         labels=parse_labels(labels),
-        extras=_parsed_extras(aliases=aliases, settings=settings),
+        extras={n: _parse_json(n, text) for n, text in extras.items() if text},
         expires_at=parse_time(expires_at),
         idempotency_key=idempotency_key,
     )
@@ -257,10 +258,6 @@ async def read_clip(file: UploadFile) -> bytes:
         allowed = f"allowed are {DEFAULT_LIMITS.max_bytes / _MIB:.0f} MiB"
         raise InvalidAudioError(f"{size}{allowed}")
     return data
-
-
-def _parsed_extras(**given: str | None) -> dict[str, Any]:
-    return {n: _parse_json(n, text) for n, text in given.items() if text}
 
 
 def _parse_json(field: str, text: str, max_chars: int | None = _MAX_JSON_CHARS) -> Any:

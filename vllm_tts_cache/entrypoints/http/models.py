@@ -244,9 +244,7 @@ def voice(
     """
     has_audio = bool(record.audio_sha256)
     always = {
-        "name": record.name,
         "consent": record.consent,
-        "created_at": int(record.created_at),
         "file_size": record.file_size or 0,
         "mime_type": record.mime_type or "",
         "embedding_source": "audio" if has_audio else "direct",

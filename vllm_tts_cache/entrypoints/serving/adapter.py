@@ -20,7 +20,7 @@ from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Family, Mode, refuse_tokens
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
@@ -63,7 +63,7 @@ class CachedAdapter:
     capabilities: Any
     tts_cache_family: ClassVar[Family]
     tts_cache_needs_voice: ClassVar[bool] = False
-    tts_cache_checked: ClassVar[tuple[str, ...]] = ()
+    tts_cache_checked: ClassVar = "input", "ref_text", "instructions", "language"
 
     @cached_property
     def tts_cache_refusal(self) -> str | None:
@@ -149,20 +149,32 @@ class CachedAdapter:
         return await self._cloned(request, found, CountedRequest())
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Build the prompt of a request without reference audio, as the host does."""
+        """Check the texts, and build a prompt without reference audio as the host does.
+
+        Raises: InvalidSpeakerError.
+        """
+        await CachedAdapter.check_texts(self, request, None)  # not those of a clone
         host: Any = super()
         return await host.build(request, *others)
 
-    async def check_texts(self, request: Any, mode: Mode) -> Any:
-        """Refuse texts of a clone that the model would misread; the base refuses none.
+    async def check_texts(self, request: Any, mode: Any) -> Any:
+        """Refuse a control token in a text, or in a clone's transcript.
 
-        The request has the transcript of the clone. Returns: What `clone` needs as
-        `Speaker.texts`. Raises: InvalidSpeakerError.
+        A stored transcript may have been registered for another model, or by stock.
+        Returns: What `clone` needs as `Speaker.texts`. Raises: InvalidSpeakerError.
         """
+        del mode
+        for field in self.tts_cache_checked:
+            text = getattr(request, field)
+            if len(text or "") > SHORT_CHARS:
+                await self._service.texts.run(self.tts_cache_check_text, field, text)
+            elif text:
+                self.tts_cache_check_text(field, text)
 
     def _checkpoint(self) -> Path:
         """Return the folder of the checkpoint. Raises: CheckpointError."""
-        return local_checkpoint(self.ctx.engine_client.model_config)
+        model = self.ctx.engine_client.model_config
+        return checkpoint_dir(model.model, model.revision)
 
     @cached_property
     def _service(self) -> SpeakerService:
@@ -286,27 +298,3 @@ class CachedAdapter:
         seen.ref_audio = None
         if problem is not None:
             raise errors.SpeakerRequestError(problem)
-
-
-class TextCheckingAdapter(CachedAdapter):
-    """Refuses control tokens in all texts of a request."""
-
-    tts_cache_checked = "input", "ref_text", "instructions", "language"
-
-    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Check the texts, then speak as the host does. Raises: InvalidSpeakerError."""
-        await TextCheckingAdapter.check_texts(self, request, None)
-        return await super().speak(request, *others)
-
-    async def check_texts(self, request: Any, mode: Any) -> Any:
-        """Refuse a control token in a text or transcript. Raises: InvalidSpeakerError.
-
-        A stored transcript may have been registered for another model, or by stock.
-        """
-        del mode
-        for field in self.tts_cache_checked:
-            text = getattr(request, field)
-            if len(text or "") > SHORT_CHARS:
-                await self._service.texts.run(self.tts_cache_check_text, field, text)
-            elif text:
-                self.tts_cache_check_text(field, text)

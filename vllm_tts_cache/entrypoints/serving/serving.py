@@ -89,7 +89,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         connector._media_cache_dir = None
         if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
-        if self.served_family is not None or self.refusal is not None:
+        if self.note is None:
             # `CachedAdapter.build` finds registered voices: the host, which looks names
             # up before, needs only the presets.
             self._get_available_speakers = set(self.builtin_names).copy
@@ -169,8 +169,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         Raises: InvalidSpeakerError, CannotCloneError.
         """
-        if self.refusal is not None:
-            raise served_model.CannotCloneError(self.refusal)
+        self.speakers.model.check_clones()
         other = self.other_model
         takes_voices = other.takes_embeddings or other.takes_clips
         if self.note is not None and not takes_voices:

@@ -118,7 +118,6 @@ class SpeakerService:
         exports: Bounds the bundles that are being sent.
         sounds: Bounds the clips of reference audio that are being sent.
         places: Bounds each tenant's inline references under way.
-        may_download: Whether the operator lets reference audio out.
     """
 
     def __init__(
@@ -134,7 +133,6 @@ class SpeakerService:
         self.tenants = TenantKeys(settings.tenants_file)
         self.store = store = open_store(settings)
         self.model = model
-        self.may_download = settings.audio_download
         workers = None if engine is None else AsyncWorkers(engine)
         self._indexed = indexed = ReadExecutor(is_local=store.is_local)
         self.lookups = SpeakerLookups(store, indexed)
@@ -162,11 +160,6 @@ class SpeakerService:
         )
         self.exports = Slots("too many bundles are being sent", MAX_BUNDLES)
         self.sounds = Slots("too many clips are being sent", MAX_SOUNDS)
-        self._max_bytes = {
-            "registered_audio": settings.audio_max_bytes,
-            "inline_audio": settings.inline_audio_max_bytes,
-            "encodings": settings.disk_max_bytes,
-        }
         self._decoders = Decoders(workers, model.family)
         self.deletions = Deletions(
             store,
@@ -201,9 +194,8 @@ class SpeakerService:
         self.tenants.shutdown()
         self.deletions.shutdown()
         self.metrics.shutdown()
-        pools = self.inline, self.texts, self.uploads
-        others = self.bundling, self.lookups, self._indexed
-        for threads in pools + others:
+        pools = self.inline, self.texts, self.uploads, self.bundling
+        for threads in (*pools, self.lookups, self._indexed):
             threads.shutdown()
         self.store.close()
 
@@ -270,7 +262,11 @@ class SpeakerService:
             }
             for segment, contents in self.store.usage().items()
         }
-        storage["max_bytes"] = self._max_bytes
+        storage["max_bytes"] = {
+            "registered_audio": self.settings.audio_max_bytes,
+            "inline_audio": self.settings.inline_audio_max_bytes,
+            "encodings": self.settings.disk_max_bytes,
+        }
         counts = {
             "registry": {"speakers": self.store.num_speakers()},
             "storage": storage,

@@ -15,7 +15,7 @@ from vllm_tts_cache.families.networks.prompts import PromptBuilder
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class PromptAdapter(adapter.TextCheckingAdapter):
+class PromptAdapter(adapter.CachedAdapter):
     """Builds clones' prompts with the family's prompt builder.
 
     Attributes:

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.serving.diffusion import DiffusionAdapter
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
 
 
-class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
+class CachedOmniVoiceAdapter(DiffusionAdapter):
     """Our adapter; the host adds text, language and instructions to its prompts."""
 
     # The host's name of its own adapter, which serves this model in AR stages.

@@ -10,14 +10,14 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
 from vllm_tts_cache.audio.reference import Segment
-from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter, Speaker
 from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY, HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.speaker.reference import FIELD
 
 
-class CachedQwen3TTSAdapter(TextCheckingAdapter, Qwen3TTSAdapter):
+class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
     """The host's adapter; a clone's prompt names the encodings."""
 
     tts_cache_family = FAMILY

@@ -11,7 +11,7 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
-from vllm_tts_cache.store.encoding import is_address
+from vllm_tts_cache.store.encoding import ADDRESS
 
 Info = dict[str, Any]
 
@@ -120,7 +120,7 @@ def _integer(value: Any) -> int:
 def _registered(info: Info) -> str | None:
     """Return the content address of a registered voice; None for other audio."""
     address = _single_value(info.get(HANDED_ON))
-    return address if isinstance(address, str) and is_address(address) else None
+    return address if isinstance(address, str) and ADDRESS.fullmatch(address) else None
 
 
 def _single_value(value: Any) -> Any:
