@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -227,20 +228,16 @@ async def test_what_keeps_a_server_away_is_named(
     assert "pw" not in done.err
 
 
+@pytest.mark.skipif(find_spec("socksio") is not None, reason="SOCKS works here")
 def test_socks_says_what_to_install(tmp_path):
-    try:
-        import socksio  # noqa: F401 # pyright: ignore[reportMissingImports]
-    except ImportError:
-        given = {"ALL_PROXY": "socks5://127.0.0.1:9", "SPEAKER_URL": FAR}
-        done = called(("ls",), given, tmp_path)
-        said = done.stderr.decode()
-        assert (done.returncode, said.count("\n")) == (2, 1)
-        assert "pip install 'httpx[socks]'" in said and "NO_PROXY=gpu-7.test" in said
-        doctor = called(("doctor", "--quick"), given, tmp_path)
-        assert doctor.returncode == 1
-        assert b"fail  server" in doctor.stdout and b"Traceback" not in doctor.stderr
-    else:
-        pytest.skip("SOCKS works here")
+    given = {"ALL_PROXY": "socks5://127.0.0.1:9", "SPEAKER_URL": FAR}
+    done = called(("ls",), given, tmp_path)
+    said = done.stderr.decode()
+    assert (done.returncode, said.count("\n")) == (2, 1)
+    assert "pip install 'httpx[socks]'" in said and "NO_PROXY=gpu-7.test" in said
+    doctor = called(("doctor", "--quick"), given, tmp_path)
+    assert doctor.returncode == 1
+    assert b"fail  server" in doctor.stdout and b"Traceback" not in doctor.stderr
 
 
 async def test_a_proxy_that_is_up_is_asked(url, tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,8 +22,13 @@ HEADER = "X-Speaker-Cache"
 
 
 @pytest.fixture
-async def host(default_checkpoint, tmp_path, monkeypatch):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+def hosting(default_checkpoint, tmp_path, monkeypatch):
+    return partial(two_tenants, default_checkpoint, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+async def host(hosting):
+    async with hosting() as host:
         host.them.pitch_hz = host.us.pitch_hz  # the same clip
         yield host
 
@@ -44,26 +49,18 @@ async def spoken(side, **fields):
     return answer.headers[HEADER]
 
 
-async def test_a_clip_that_two_tenants_have_is_encoded_once(host):
+async def test_a_clip_of_two_tenants_is_encoded_once_and_stays_when_one_deletes(host):
     us, them = host.us, host.them
     for side in (us, them):
         await voice_of(side, ref_text="words")
     assert (await status(them), await spoken(us, voice="Ann")) == ("pending", "miss")
     assert (await status(them), await spoken(them, voice="Ann")) == ("ready", "hit")
-    inline = {"ref_audio": data_url(pitch_hz=them.pitch_hz), "ref_text": "words"}
-    assert await spoken(them, **inline) == "hit"
-    assert set(host.server.encodes.values()) == {1}
-
-
-async def test_a_clip_that_another_tenant_deletes_stays(host):
-    us, them = host.us, host.them
-    for side in (us, them):
-        await voice_of(side, ref_text="words")
-        await spoken(side, voice="Ann")
     assert (await us.client.delete(f"{VOICES}/Ann")).status_code == 200
     assert await spoken(them, voice="Ann") == "hit"
     await voice_of(us, ref_text="words")
     assert await spoken(us, voice="Ann") == "hit"
+    inline = {"ref_audio": data_url(pitch_hz=them.pitch_hz), "ref_text": "words"}
+    assert await spoken(them, **inline) == "hit"
     assert set(host.server.encodes.values()) == {1}
 
 
@@ -160,11 +157,8 @@ async def test_no_log_has_a_key(host, caplog):
 # -------- limits
 
 
-async def test_limits_are_of_each_tenant_and_are_409s(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    limits: Any = {"max_voices": 1, "max_audio_bytes": 100_000}
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch, **limits) as host:
+async def test_limits_are_of_each_tenant_and_are_409s(hosting):
+    async with hosting(max_voices=1, max_audio_bytes=100_000) as host:
         us, them = host.us, host.them
         for side in (us, them):
             await voice_of(side)
@@ -179,11 +173,8 @@ async def test_limits_are_of_each_tenant_and_are_409s(
         assert shown["limits"]["speakers"] == 1
 
 
-async def test_a_tenant_takes_as_many_inline_places_as_it_may(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    places = default_checkpoint, tmp_path, monkeypatch
-    async with two_tenants(*places, max_inline=1) as host:
+async def test_a_tenant_takes_as_many_inline_places_as_it_may(hosting):
+    async with hosting(max_inline=1) as host:
         us, them = host.us, host.them
 
         def inline(pitch_hz):
@@ -207,14 +198,14 @@ async def test_a_tenant_takes_as_many_inline_places_as_it_may(
 
 
 async def test_what_was_there_before_is_the_default_tenants(
-    default_checkpoint, tmp_path, monkeypatch
+    hosting, default_checkpoint, tmp_path, monkeypatch
 ):
     directory = tmp_path / "speakers"
     before = Server(default_checkpoint, directory, monkeypatch)
     async with running(before) as server:
         await server.register("Ann", wav(), ref_text="words")
         assert (await server.speak(voice="Ann")).headers[HEADER] == "miss"
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+    async with hosting() as host:
         us = host.us
         us.tenant = "default"
         host.path.write_text(file_of(us))
@@ -228,10 +219,8 @@ async def test_what_was_there_before_is_the_default_tenants(
 # -------- a model that the host clones with, in its own way
 
 
-async def test_the_hosts_own_models_speak_with_each_tenants_voice(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch, make=glm) as host:
+async def test_the_hosts_own_models_speak_with_each_tenants_voice(hosting):
+    async with hosting(make=glm) as host:
         serve(host.server, "glm_tts")
         for side in (host.us, host.them):
             await voice_of(side, ref_text=side.words)

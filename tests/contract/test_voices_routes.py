@@ -169,8 +169,6 @@ async def test_a_page_holds_a_thousand_voices_and_no_more_can_be_asked_for(serve
 
 
 NUM_AT_ONCE = 2
-
-
 WAITING = {"upload": 32, "list": 64, "delete": 64}
 
 
@@ -251,9 +249,7 @@ def num_waiting(server):
     return server.speakers.stats().waiting["registered"]
 
 
-async def test_a_voice_in_its_turn_or_forced_goes_after_one_that_is_urgent(
-    server,
-):
+async def test_a_voice_in_its_turn_or_forced_goes_after_one_that_is_urgent(server):
     encoder, seconds = server.encoders[0], []
 
     def noted(audio, encode=encoder.encode):

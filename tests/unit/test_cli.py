@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.main import get_command
 
+from tests.waiting import wait_until
+from tests.web import Web
 from vllm_tts_cache.entrypoints.cli import app, main
 from vllm_tts_cache.speaker.family import trial_families
 
@@ -119,19 +120,6 @@ def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path, family):
     assert (marker["encoders"], marker["seed"]) == ("tiny", 5)
 
 
-class Health(BaseHTTPRequestHandler):
-    """Of a server that is unhealthy at first."""
-
-    statuses: list[int]
-
-    def do_GET(self):
-        self.send_response(self.statuses.pop(0))
-        self.end_headers()
-
-    def log_message(self, format, *args):
-        pass
-
-
 ANNOUNCE = """
 import subprocess, sys
 from vllm_tts_cache.entrypoints.cli.trial import announce
@@ -144,17 +132,17 @@ server.wait()
 
 
 def test_serve_says_what_to_do_next_when_the_server_answers():
-    Health.statuses = [503, 200]
-    with HTTPServer(("127.0.0.1", 0), Health) as web:
-        url = f"http://127.0.0.1:{web.server_address[1]}/health"
+    with Web() as web:
         serving = threading.Thread(target=web.serve_forever, args=(0.01,))
-        process = announcing(url, all_proxy="socks5://127.0.0.1:9")
+        process = announcing(f"{web.url}/health", all_proxy="socks5://127.0.0.1:9")
         assert process.stdin and process.stderr
         try:
             time.sleep(1.0)
+            web.answers["GET", "/health"] = 503, {}, b""
             serving.start()  # nobody has answered before
+            wait_until(lambda: web.sent)
+            web.answers["GET", "/health"] = 200, {}, b""
             assert process.stderr.read(len("what to do next")) == b"what to do next"
-            assert Health.statuses == []
             process.stdin.write(b"\n")
         finally:
             web.shutdown()

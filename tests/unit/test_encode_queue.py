@@ -96,8 +96,12 @@ class Rig:
         _, reports = self.queue.want(client, {number: job}, [], LEASE)
         return reports.get(number, Report(QUEUED))
 
-    def encode_elsewhere(self, name):
-        assert self.elsewhere.enter_context(self.other.turn(make_key(name)))
+    def look_at_one_elsewhere(self, segment=REGISTERED):
+        """Another process has "a": it is wanted and looked at, and "b" is encoded."""
+        assert self.elsewhere.enter_context(self.other.turn(make_key("a")))
+        self.want("a", segment)
+        self.want("b")
+        wait_until(lambda: self.work.encoded == ["b"])
 
     def ask(self, *withdrawn, client="client", lease=LEASE):
         """What a client is told that wants nothing new."""
@@ -112,10 +116,10 @@ class Rig:
             return Report(QUEUED)
         return Report(*self.work.failed.get(name, (UNKNOWN,)))
 
-    def hold(self, name="a"):
+    def hold(self, name="a", **how):
         """Have the thread in the middle of one encode."""
         self.work.gate.clear()
-        self.want(name)
+        self.want(name, **how)
         assert self.work.entered.acquire(timeout=WAIT)
 
     def run(self):
@@ -349,9 +353,7 @@ def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
 
 
 def test_forcing_joins_an_encode_that_is_forced_already(rig):
-    rig.work.gate.clear()
-    rig.want(force=True)
-    assert rig.work.entered.acquire(timeout=WAIT)
+    rig.hold(force=True)
     assert rig.want(force=True).state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a"]
@@ -380,10 +382,7 @@ def test_encoders_that_were_loaded_anew_are_no_failure_of_the_clip(rig):
 
 
 def test_a_key_that_another_process_has_holds_nobody_up(rig):
-    rig.encode_elsewhere("a")
-    rig.want("a")
-    rig.want("b")
-    wait_until(lambda: rig.work.encoded == ["b"])
+    rig.look_at_one_elsewhere()
     assert rig.look("a").state in (QUEUED, ENCODING)
     rig.work.kept["a"] = rig.work.kept["b"]  # the other process finished
     rig.elsewhere.close()
@@ -408,10 +407,7 @@ def test_after_an_encode_that_no_request_waits_for_only_urgent_ones_begin(rig):
 
 
 def test_what_another_process_has_is_removed_with_its_audio(rig):
-    rig.encode_elsewhere("a")
-    rig.want("a", INLINE)
-    rig.want("b")
-    wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
+    rig.look_at_one_elsewhere(INLINE)
     rig.want("a")
     rig.queue.delete([make_key("a").audio_sha256])
     assert rig.queue.stats()["waiting"] == {"registered": 0, "inline": 0}
@@ -419,10 +415,7 @@ def test_what_another_process_has_is_removed_with_its_audio(rig):
 
 
 def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
-    rig.encode_elsewhere("a")
-    rig.want("a")
-    rig.want("b")
-    wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
+    rig.look_at_one_elsewhere()
     rig.ask(lease=2 * MAX_ASIDE_SECONDS)
     rig.clock.now += MAX_ASIDE_SECONDS + 1
     rig.run()

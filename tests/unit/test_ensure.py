@@ -63,8 +63,19 @@ class Rig:
     def encodes(self):
         return self.speakers.stats().encodes
 
-    async def entered(self, index=0):
-        assert await asyncio.to_thread(self.encoders[index].entered.wait, 20)
+    async def entered(self):
+        assert await asyncio.to_thread(self.encoders[0].entered.wait, 20)
+
+    def begin(self, need, **how):
+        """Ensure it while the test goes on."""
+        return asyncio.create_task(self.ensurer.ensure(need, **how))
+
+    async def hold(self, need, **how):
+        """Begin it, and have the worker in the middle of its first encode."""
+        self.encoders[0].gate.clear()
+        begun = self.begin(need, **how)
+        await self.entered()
+        return begun
 
     def close(self):
         for encoder in self.encoders:
@@ -72,6 +83,10 @@ class Rig:
         self.ensurer.shutdown()
         self.speakers.close()
         self.store.close()
+
+
+def unstored(seed):
+    return EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
 
 
 def ensurer_of(engine, store, *, timeout_seconds=5.0, inline=64, is_local=True):
@@ -149,17 +164,9 @@ async def test_needs_that_overlap_encode_what_they_share_once(rig):
 
 async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     """Each flight polled for itself: 1,000 registrations were 1,800 RPC/s."""
-    rig.encoders[0].gate.clear()
-    needs = [
-        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
-        for seed in range(1000)
-    ]
-    held = rig.need(seed=1001, names=("speaker",))
-    waiting = [asyncio.create_task(rig.ensurer.ensure(held, urgent=False))]
-    await rig.entered()
-    waiting += [
-        asyncio.create_task(rig.ensurer.ensure(need, urgent=False)) for need in needs
-    ]
+    needs = [unstored(seed) for seed in range(1000)]
+    waiting = [await rig.hold(rig.need(1001, ("speaker",)), urgent=False)]
+    waiting += [rig.begin(need, urgent=False) for need in needs]
     rig.engine.calls.clear()
     began = time.monotonic()
     await soon(lambda: rig.engine.calls.count("tts_cache_want") >= 5)
@@ -179,9 +186,7 @@ async def test_voices_that_keep_coming_cost_no_more_calls(rig):
     waiting, began = [], time.monotonic()
     rig.engine.calls.clear()
     while time.monotonic() - began < 1.5:
-        ref = ref_of(clip(len(waiting), seconds=0.1))
-        need = EncodingNeed(ref=ref, encoder_names=("speaker",))
-        waiting.append(asyncio.create_task(rig.ensurer.ensure(need)))
+        waiting.append(rig.begin(unstored(len(waiting))))
         await asyncio.sleep(0.01)
     seconds = time.monotonic() - began
     assert 1 <= rig.engine.calls.count("tts_cache_want") <= 1 + 10 * seconds
@@ -190,22 +195,15 @@ async def test_voices_that_keep_coming_cost_no_more_calls(rig):
 
 async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     """The worker is told of 64 at a time: of those first that requests wait for."""
-    needs = [
-        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
-        for seed in range(200)
-    ]
+    needs = [unstored(seed) for seed in range(200)]
     needs[0], needs[150] = (rig.need(seed, ("speaker",)) for seed in (0, 150))
     rig.encoders[0].gate.clear()
-    precomputing = [
-        asyncio.create_task(rig.ensurer.ensure(need, urgent=False)) for need in needs
-    ]
+    precomputing = [rig.begin(need, urgent=False) for need in needs]
     await rig.entered()
     await asyncio.sleep(0.5)
-    inline = asyncio.create_task(
-        rig.ensurer.ensure(rig.need(999, ("speaker",), Segment.INLINE))
-    )
+    inline = rig.begin(rig.need(999, ("speaker",), Segment.INLINE))
     await soon(lambda: rig.speakers.stats().waiting["inline"] == 1)
-    registered = asyncio.create_task(rig.ensurer.ensure(needs[150]))
+    registered = rig.begin(needs[150])
     [key] = await rig.ensurer.keys(needs[150])
     line = rig.speakers._queue._line.jobs
     await soon(lambda: (job := line.get(key)) and job.is_urgent)
@@ -220,11 +218,7 @@ async def test_a_request_does_not_stand_in_line_for_ever(rig_of, monkeypatch):
     """Others were always before it, and that they got on was all it was told."""
     monkeypatch.setattr(ensure, "MAX_TIMEOUTS_IN_LINE", 0.1)
     rig = rig_of(timeout_seconds=10.0)
-    rig.encoders[0].gate.clear()
-    held = asyncio.create_task(
-        rig.ensurer.ensure(rig.need(0, ("speaker",)), urgent=False)
-    )
-    await rig.entered()
+    held = await rig.hold(rig.need(0, ("speaker",)), urgent=False)
     inline = rig.need(1, ("speaker",), Segment.INLINE)
     with pytest.raises(ServerBusyError) as caught:
         await rig.ensurer.ensure(inline)
@@ -238,11 +232,8 @@ async def test_a_request_does_not_stand_in_line_for_ever(rig_of, monkeypatch):
 @pytest.mark.parametrize("full", ["max_inline", "max_waiting_inline"])
 async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(rig_of, full):
     rig = rig_of(**{full: 2})
-    rig.encoders[0].gate.clear()
     needs = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(4)]
-    waiting = [asyncio.create_task(rig.ensurer.ensure(needs[0]))]
-    await rig.entered()
-    waiting += [asyncio.create_task(rig.ensurer.ensure(n)) for n in needs[1:]]
+    waiting = [await rig.hold(needs[0]), *map(rig.begin, needs[1:])]
     await soon(lambda: any(task.done() for task in waiting))
     rig.encoders[0].gate.set()
     done = await asyncio.gather(*waiting, return_exceptions=True)
@@ -255,8 +246,7 @@ async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(rig_of
 async def test_a_caller_that_leaves_does_not_cancel_what_another_waits_for(rig):
     need = rig.need()
     rig.encoders[0].gate.clear()
-    leaving = asyncio.create_task(rig.ensurer.ensure(need))
-    staying = asyncio.create_task(rig.ensurer.ensure(need))
+    leaving, staying = rig.begin(need), rig.begin(need)
     await rig.entered()
     await leave(leaving)
     assert leaving.cancelled()
@@ -322,9 +312,7 @@ async def test_forcing_encodes_anew_and_takes_nothing_away_meanwhile(rig):
     await rig.ensurer.ensure(need)
     rig.encoders[0].entered.clear()
     rig.encoders[0].gate.clear()
-    forcing = [
-        asyncio.create_task(rig.ensurer.ensure(need, force=True)) for _ in range(3)
-    ]
+    forcing = [rig.begin(need, force=True) for _ in range(3)]
     await rig.entered()
     assert rig.speakers.prompt(need.ref, NAMES).keys() == set(NAMES)
     assert await rig.ensurer.ensure(need) is True
@@ -338,7 +326,7 @@ async def test_what_is_forced_is_waited_for_on_each_replica(rig, rig_of, monkeyp
     need, other = rig.need(names=("codec",)), rig_of()
     rig.engine.workers += other.engine.workers
     other.speakers.sleep()
-    forcing = asyncio.create_task(rig.ensurer.ensure(need, force=True))
+    forcing = rig.begin(need, force=True)
     await soon(lambda: rig.encodes["codec"] == 1)
     await asyncio.sleep(0.5)
     assert not forcing.done()
@@ -353,9 +341,7 @@ async def test_the_status_follows_the_encodings_and_calls_no_worker(rig):
     rig.engine.calls.clear()
     assert await rig.ensurer.status_of_need(need, NOTHING) == ("pending", None)
     assert rig.engine.calls == []
-    rig.encoders[0].gate.clear()
-    flight = asyncio.create_task(rig.ensurer.ensure(need))
-    await rig.entered()
+    flight = await rig.hold(need)
     assert await rig.ensurer.status_of_need(need, NOTHING) == ("processing", None)
     rig.encoders[0].gate.set()
     await flight
@@ -401,9 +387,7 @@ async def test_workers_with_different_encoders_are_refused(tmp_path):
 
 async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
     """It began anew for those who waited, and asked as long as they did."""
-    rig.encoders[0].gate.clear()
-    waiting = asyncio.create_task(rig.ensurer.ensure(rig.need()))
-    await rig.entered()
+    waiting = await rig.hold(rig.need())
     rig.ensurer.shutdown()
     for caller in (waiting, rig.ensurer.ensure(rig.need(1))):
         with pytest.raises(ServerBusyError, match="shutting down"):
@@ -421,7 +405,7 @@ async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
     """A diffusion model's worker answers between two batches."""
     is_idle = hold_up_answers(rig, monkeypatch)
     assert await asyncio.wait_for(rig.ensurer.ensure(rig.need()), 60) is False
-    other = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    other = rig.begin(rig.need(1))
     await asyncio.sleep(0.1)
     assert not other.done()  # it is not told of yet
     is_idle.set()
@@ -444,9 +428,7 @@ async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait
         encoder.gate.clear()
     is_idle = hold_up_answers(rig, monkeypatch)
     monkeypatch.setattr(rig.store, "stored_since", failing)
-    waiting = [asyncio.create_task(rig.ensurer.ensure(rig.need()))]
-    await rig.entered()
-    waiting.append(asyncio.create_task(rig.ensurer.ensure(rig.need(1))))
+    waiting = [await rig.hold(rig.need()), rig.begin(rig.need(1))]
     await asyncio.sleep(0.1)
     fails = True
     for caller in waiting:
@@ -455,7 +437,7 @@ async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait
     assert rig.ensurer.num_flights == 0
     fails = False
     is_idle.set()
-    again = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    again = rig.begin(rig.need(1))
     for encoder in rig.encoders:
         encoder.gate.set()
     assert await asyncio.wait_for(again, 60) is False
@@ -473,9 +455,9 @@ async def test_a_worker_that_is_busy_for_too_long_has_failed_nobody(rig, monkeyp
 
     await rig.ensurer.fingerprints()
     monkeypatch.setattr(rig.engine, "collective_rpc", busy)
-    first = asyncio.create_task(rig.ensurer.ensure(rig.need()))
+    first = rig.begin(rig.need())
     await asyncio.sleep(0.3)
-    second = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    second = rig.begin(rig.need(1))
     assert await asyncio.wait_for(asyncio.gather(first, second), 60) == [False, False]
 
 
@@ -534,10 +516,8 @@ async def test_no_answer_that_is_lost_loses_a_want(rig, monkeypatch):
 
 async def test_a_worker_that_forgot_is_told_again(rig):
     """It was started anew, or the lease ran out while nobody could ask it."""
-    rig.encoders[0].gate.clear()
-    held = asyncio.create_task(rig.ensurer.ensure(rig.need(names=("speaker",))))
-    await rig.entered()
-    waiting = asyncio.create_task(rig.ensurer.ensure(rig.need(1, ("speaker",))))
+    held = await rig.hold(rig.need(names=("speaker",)))
+    waiting = rig.begin(rig.need(1, ("speaker",)))
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 1)
     rig.speakers._queue._drop_expired(float("inf"))
     assert rig.speakers.stats().waiting["registered"] == 0
@@ -625,9 +605,7 @@ async def test_a_wait_ends_while_the_catalogue_answers_and_no_worker_does(
         return await call(method, **given)
 
     monkeypatch.setattr(rig.engine, "collective_rpc", away)
-    rig.encoders[0].gate.clear()
-    waiting = asyncio.create_task(rig.ensurer.ensure(rig.need(names=("speaker",))))
-    await rig.entered()
+    waiting = await rig.hold(rig.need(names=("speaker",)))
     is_away = True
     with pytest.raises(WorkerRPCError, match="gone"):
         await asyncio.wait_for(waiting, 60)
@@ -639,7 +617,7 @@ async def test_what_is_stored_ends_a_wait_without_a_worker(rig, monkeypatch, err
     need = rig.need(names=("speaker",))
     (key,) = await rig.ensurer.keys(need)
     monkeypatch.setattr(rig.engine, "collective_rpc", AsyncMock(side_effect=error))
-    waiting = asyncio.create_task(rig.ensurer.ensure(need))
+    waiting = rig.begin(need)
     await asyncio.sleep(0.2)
     assert rig.store.writer.publish(key, sized_encoding(10))
     assert await asyncio.wait_for(waiting, 12) is False
@@ -660,10 +638,8 @@ async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(
         return answers
 
     monkeypatch.setattr(rig.engine, "collective_rpc", losing)
-    rig.encoders[0].gate.clear()
     needs = [rig.need(seed, ("speaker",)) for seed in range(3)]
-    waits = [asyncio.create_task(rig.ensurer.ensure(need)) for need in needs]
-    await rig.entered()
+    waits = [await rig.hold(needs[0]), *map(rig.begin, needs[1:])]
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 2)
     rig.speakers._queue._drop_expired(float("inf"))
     do_lose = True
@@ -682,14 +658,11 @@ async def test_what_was_stored_before_the_first_look_is_not_encoded_again(rig):
 async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):
     """It waited behind all that the other had asked for before."""
     order = order_of(rig.encoders[0])
-    rig.encoders[0].gate.clear()
     needs = [rig.need(seed, ("speaker",)) for seed in range(12)]
-    waits = [
-        asyncio.create_task(rig.ensurer.ensure(need, tenant="flood")) for need in needs
-    ]
-    await rig.entered()
+    waits = [await rig.hold(needs[0], tenant="flood")]
+    waits += [rig.begin(need, tenant="flood") for need in needs[1:]]
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 11)
-    waits.append(asyncio.create_task(rig.ensurer.ensure(needs[-1], tenant="acme")))
+    waits.append(rig.begin(needs[-1], tenant="acme"))
     [key] = await rig.ensurer.keys(needs[-1])
     line = rig.speakers._queue._line.jobs
     await soon(lambda: len(line.get(key).flows) == 2)

@@ -21,16 +21,8 @@ def gate():
     gate.set()
 
 
-@pytest.fixture
-def executor():
-    made = BoundedExecutor("too many", num_threads=1, max_waiting=2)
-    yield made
-    made.shutdown()
-
-
-async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
-    executor, gate
-):
+async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(gate):
+    executor = BoundedExecutor("too many", num_threads=1, max_waiting=2)
     began = threading.Event()
 
     def hold():
@@ -47,6 +39,7 @@ async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
         await at_once(executor.run(gate.wait))
     gate.set()
     await asyncio.gather(*waiting)
+    executor.shutdown()
 
 
 async def test_look_ups_take_no_thread_where_the_catalogue_is_local():

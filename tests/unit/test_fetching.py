@@ -199,7 +199,8 @@ def tls_server(tmp_path, *options, max_version=None):
 
 @pytest.fixture
 async def plain(monkeypatch):
-    """A connection that reaches a server here as if it were public."""
+    """A connection that reaches a server here as if it were public, and asks once."""
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     monkeypatch.setattr(fetching, "_is_public", lambda _ip: True)
     async with connected() as made:
         yield made
@@ -214,7 +215,6 @@ async def refusal(clips, connection, url):
 async def test_a_certificate_that_is_not_trusted_is_called_so(
     clips, plain, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     with tls_server(tmp_path) as url:
         told = await refusal(clips, plain, url)
     assert "the certificate of its server is not trusted (self-signed certif" in told
@@ -231,7 +231,6 @@ async def test_a_certificate_that_is_not_trusted_is_called_so(
 async def test_a_server_without_tls_and_one_of_an_old_kind_are_told_apart(
     clips, web, plain, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     told = await refusal(clips, plain, web.replace("http:", "https:"))
     assert "its server speaks no TLS at that port. Try http:// instead" in told
     client = await plain.get_async_client()
@@ -244,9 +243,8 @@ async def test_a_server_without_tls_and_one_of_an_old_kind_are_told_apart(
 
 
 async def test_of_what_a_redirect_leads_to_its_status_at_most_is_told(
-    clips, web, plain, monkeypatch
+    clips, web, plain
 ):
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     for there, expected in (
         (f"{web}/key-7", "HTTP 404 error"),
         ("http://127.0.0.1:9/key-7", "its server cannot be reached, or breaks off"),
@@ -263,7 +261,6 @@ async def test_of_what_a_redirect_leads_to_its_status_at_most_is_told(
 async def test_interim_answers_without_end_are_not_waited_for(
     clips, plain, monkeypatch, num_interim
 ):
-    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     monkeypatch.setattr(Answers, "protocol_version", "HTTP/1.1")
     wav = test_inline.wav()
     interim = b"HTTP/1.1 102 Processing\r\n\r\n" * num_interim

@@ -11,7 +11,6 @@ from tests.in_process_workers import (
     SpectrumEncoder,
     SyncInProcessEngine,
     clip,
-    ref_of,
     worker,
     worker_speakers,
     worker_with,
@@ -277,8 +276,8 @@ async def test_a_call_that_fails_fails_for_all_who_share_it_and_for_no_later_one
 
 
 async def test_causes_of_failures_are_asked_for_together(speakers):
-    for number in range(3):
-        speakers.remember_failed_prompt(f"speech-{number}", f"cause {number}")
+    for number, suffix in enumerate(("", "-01234567", "")):  # the host's, or none
+        speakers.remember_failed_prompt(f"speech-{number}{suffix}", f"cause {number}")
     workers = AsyncWorkers(engine := InProcessEngine(worker_with(speakers)))
     calls = [wire.FailedCall(request_ids=[f"speech-{number}"]) for number in range(4)]
     asked = [workers.call(FAILED, call) for call in calls]
@@ -380,13 +379,3 @@ def test_a_bug_in_the_speaker_side_is_told_and_not_raised(speakers, monkeypatch)
     workers = SyncWorkers(SyncInProcessEngine(worker_with(speakers)))
     with pytest.raises(WorkerRPCError, match="tts_cache_stats: division by zero"):
         workers.call(STATS)
-
-
-def test_the_cause_of_a_failed_request_is_asked_for_and_not_read_out_of_a_text(
-    workers, speakers
-):
-    with pytest.raises(EncodeError) as failed:
-        speakers.prompt(ref_of(clip()), ["speaker"])
-    speakers.remember_failed_prompt("speech-1-01234567", str(failed.value))
-    call = wire.FailedCall(request_ids=["speech-1", "speech-2"])
-    assert workers.call(FAILED, call)[0].causes == {"speech-1": str(failed.value)}
