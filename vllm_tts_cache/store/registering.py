@@ -340,15 +340,15 @@ def _replace(
 ) -> Registered:
     record = speakers.replace(db, new, replaced, consent_id)
     deletion = None
-    if replaced is not None and _spoken(replaced) != _spoken(record):
+    if replaced is not None:
         sha = replaced.audio_sha256
-        if sha is not None:
+        if sha is not None and _spoken(replaced) != _spoken(record):
             # Deleted even if other voices have the audio: prompts that processes cache
             # for it may hold the transcript of the replaced one.
             stored_files.remove_unowned(db, sha)
             deletion = deletions.add(db, sha, tenant=record.tenant)
-    if replaced is not None and deletion is None:
-        _have_rows_deleted(db, record.tenant)
+        elif sha is None or replaced.extras_json != record.extras_json:
+            _have_rows_deleted(db, record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
 

@@ -339,12 +339,8 @@ class Deletions:
             raise error
 
     async def _confirm_one(self, deletion: Deletion) -> None:
-        if (
-            deletion.public_id is None
-        ):  # replaced or changed: any row may be the old one
-            self._last_rows.delete_all()
-        else:
-            self._last_rows.delete(deletion.public_id)
+        self._last_rows.delete(deletion.public_id, deletion.audio_sha256)
+        if deletion.public_id is not None:
             self._kv_warming.delete(deletion.public_id)
         if (sha := deletion.audio_sha256) is not None:
             # After the workers, from which a prompt could have been built again.

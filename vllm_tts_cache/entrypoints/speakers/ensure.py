@@ -606,6 +606,7 @@ class SpeakerEncodings:
                 note, why = self._store.note_failed, failed.log_text
                 for key in keys:
                     await self._speakers.reads.run(note, key, why)
+                return True
             return await self._failure(keys) is not None
         return False
 

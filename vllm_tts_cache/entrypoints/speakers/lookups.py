@@ -128,11 +128,13 @@ class LastRows:
         else:
             self._rows[key] = found
 
-    def delete(self, speaker_id: str) -> None:
-        """Delete what was read of a speaker."""
+    def delete(self, speaker_id: str | None, audio_sha256: str | None = None) -> None:
+        """Delete what was read of a speaker and of an audio; all, if both are None."""
+        if not (gone := {speaker_id, audio_sha256} - {None}):
+            self.delete_all()
         self.num_deletes += 1
         for key, found in list(self._rows.items()):
-            if found.record.speaker_id == speaker_id:
+            if gone & {found.record.speaker_id, found.record.audio_sha256}:
                 del self._rows[key]
         for id_, generation in list(self.embeddings):
             if id_ == speaker_id:
