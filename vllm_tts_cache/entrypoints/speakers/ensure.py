@@ -603,7 +603,7 @@ class SpeakerEncodings:
             if not await self._lookups.run(self._store.has_audio, keys[0].audio_sha256):
                 return True
             if seconds >= MAX_PAUSE_SECONDS or isinstance(failed, AudioGoneError):
-                note, why = self._store.note_failed, failed.log_text
+                note, why = self._store.note_failed, str(failed)
                 for key in keys:
                     await self._speakers.reads.run(note, key, why)
                 return True
