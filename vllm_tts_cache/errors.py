@@ -408,12 +408,12 @@ class EncodeError(ServerFaultError):
     """A reference encoder failed on a clip; a later call tries again."""
 
 
-# What a request or a precompute is tried again after.
+# Outages: what they hit is tried again, and is no fault of a clip.
 AWAY = ObjectStoreError, StorageBusyError, StorageUnavailableError
 
 
 class WorkerStorageError(StorageError, status=503):
-    """A worker reached no bucket, or no catalogue (503); the text says which."""
+    """A worker's bucket or catalogue does not answer (503); the text says which."""
 
     retry_after_seconds = 5
 

@@ -20,6 +20,7 @@ from vllm_tts_cache.errors import (
     EncodeError,
     EncodeTimeoutError,
     InvalidAudioError,
+    ObjectStoreError,
 )
 from vllm_tts_cache.offline import OfflineSpeakers
 
@@ -202,9 +203,10 @@ def test_transcripts_and_clips_match_and_each_voice_is_of_one_clip(job):
         job.speakers.prepare([job.clips(2)])
 
 
-def test_a_clip_that_failed_fails_no_other(job):
+@pytest.mark.parametrize("error", [EncodeError("enough"), ObjectStoreError("s3", "")])
+def test_a_clip_that_failed_fails_no_other(job, error):
     """Its failure was told again with each call, and taken for that of the next."""
-    job.encoder.errors = [EncodeError("the network had enough")]
+    job.encoder.errors = [error]
     with pytest.raises(EncodeError):
         job.speakers.prepare([job.clip(0)])
     job.speakers.prepare(job.clips(2))

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -12,7 +13,7 @@ from tests.unit.test_service import NAMES, Rig
 from tests.waiting import soon
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import SpeakerChanges
+from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.errors import (
     EncodeError,
@@ -141,24 +142,32 @@ async def test_what_was_not_stored_is_stored_later(rig_of, monkeypatch, is_noted
     assert set(rig.encodes.values()) == {1}, "stored, and not encoded again"
 
 
-async def test_a_bucket_that_is_away_for_longer_than_all_tries_leaves_none_out(
-    rig_of, monkeypatch
+def bucket_is_down(*_):
+    raise ObjectStoreError("s3://bucket", "it is down")
+
+
+@pytest.mark.parametrize("away", ["bucket", "audio", "audio until it is back"])
+async def test_what_is_away_for_longer_than_all_tries_leaves_none_out(
+    rig_of, monkeypatch, away
 ):
     monkeypatch.setattr(ensure, "MAX_PAUSE_SECONDS", 0.4)
     rig = rig_of()
-
-    def away(*_):
-        raise ObjectStoreError("s3://bucket", "it is down")
-
     with monkeypatch.context() as broken:
-        broken.setattr(Writer, "publish", away)
+        if away == "bucket":
+            broken.setattr(Writer, "publish", bucket_is_down)
+        else:
+            broken.setattr(rig.speakers._work._store, "read_audio", lambda *_: None)
         sha = register(rig.store, 0).audio_sha256
         rig.service.encodings.precompute_from(1)
         await soon(lambda: len(rig.store.failures(sha)) == len(NAMES))
-    with rig.store.database.write() as db:
-        db.execute(update(schema.failed_encode).values(next_try=0.0))
+    if away == "audio until it is back":
+        Path(rig.store.files.file_name(sha, AUDIO)).unlink()
+        rig.service.encodings.precompute_from(register(rig.store, 0).generation)
+    else:
+        with rig.store.database.write() as db:
+            db.execute(update(schema.failed_encode).values(next_try=0.0))
     await all_are_encoded(rig, 1)
-    assert set(rig.encodes.values()) == {1}, "stored, and not encoded again"
+    assert set(rig.encodes.values()) == {1}
 
 
 async def test_a_transcript_that_comes_while_its_voice_is_encoded_is_precomputed(
@@ -201,29 +210,12 @@ async def test_a_clip_that_comes_back_before_its_old_files_went_is_encoded(
     await all_are_encoded(rig, 1)
 
 
-async def test_audio_that_was_away_for_a_moment_is_encoded(rig_of, monkeypatch):
-    monkeypatch.setattr(ensure, "MAX_PAUSE_SECONDS", 0.4)
-    rig = rig_of()
-    with monkeypatch.context() as broken:
-        broken.setattr(rig.speakers._work._store, "read_audio", lambda *_: None)
-        sha = register(rig.store, 0).audio_sha256
-        rig.service.encodings.precompute_from(1)
-        await soon(lambda: rig.store.failures(sha))
-    with rig.store.database.write() as db:
-        db.execute(update(schema.failed_encode).values(next_try=0.0))
-    await all_are_encoded(rig, 1)
-
-
 async def test_a_worker_whose_bucket_is_away_fails_a_request_for_a_while(
     rig_of, monkeypatch
 ):
     rig = rig_of()
-
-    def away(*_):
-        raise ObjectStoreError("s3://bucket", "it is down")
-
     sha = register(rig.store, 0, precompute=False).audio_sha256
-    monkeypatch.setattr(rig.speakers._work._store, "read_audio", away)
+    monkeypatch.setattr(rig.speakers._work._store, "read_audio", bucket_is_down)
     with pytest.raises(WorkerStorageError, match="object store") as caught:
         await rig.precompute("voice 0")
     assert (caught.value.http_status, caught.value.retry_after_seconds) == (503, 5)

@@ -24,7 +24,7 @@ _DOT_SEGMENTS = (".", "..")
 _FORGING = ("Cc", "Zl", "Zp")
 # What OpenAI clients send when their user has chosen no voice: all of them would get a
 # voice that is registered under it.
-_PLACEHOLDER = "default"
+PLACEHOLDER = "default"
 # Invisible, though Unicode files them under letters, marks and symbols: fillers,
 # the grapheme joiner, variation selectors, the empty Braille pattern.
 _INVISIBLE = re.compile(
@@ -103,7 +103,7 @@ def clean_new(name: str) -> str:
         ``default``, has the form of an id, or holds invisible characters.
     """
     name = clean(name)
-    if fold(name) == _PLACEHOLDER:
+    if fold(name) == PLACEHOLDER:
         reason = (
             f"{name!r} is what OpenAI clients send for no voice at all; choose another"
         )

@@ -237,9 +237,9 @@ class PostgresServer:
             was_cut_off = is_end or state == "25P03"
             return StorageUnavailableError(self.where, reason, was_cut_off=was_cut_off)
         # libpq's own: it could not connect, or lost the connection.
-        if not state and isinstance(error, psycopg.OperationalError):
-            return StorageUnavailableError(self.where, _one_line(error))
-        if state[:2] in ("28", "3D"):  # it refuses the user, or has no such database
+        is_libpqs = not state and isinstance(error, psycopg.OperationalError)
+        # Or it refuses the user, or has no such database.
+        if is_libpqs or state[:2] in ("28", "3D"):
             return StorageUnavailableError(self.where, _one_line(error))
         # The first line alone: the others quote rows, which are of voices.
         what = _one_line(error.diag.message_primary or type(error).__name__)

@@ -185,9 +185,9 @@ def put(db: Connection, file: StoredFile, replaced: StoredFile | None) -> int:
     row["is_suspect"] = int(file.is_suspect)
     times = {"now_used": time.time_ns() // 1000, "created_at": time.time()}
     db.execute(_INSERT, where | row | times)
-    if not is_audio:
-        where = {"of_sha": file.audio_sha256, "of_artifact": file.artifact}
-        db.execute(_DELETE_FAILURE, where)
+    # What failed as the audio was lost is worth a try now.
+    where = {"of_sha": file.audio_sha256, "of_artifact": file.artifact}
+    db.execute(_DELETE_FAILURES if is_audio else _DELETE_FAILURE, where)
     return _count(db, file.segment, is_audio, 1, file.num_bytes)
 
 

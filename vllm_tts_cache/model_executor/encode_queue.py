@@ -8,7 +8,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vllm_tts_cache.errors import AWAY, AudioGoneError, EncodersChangedError
+from vllm_tts_cache import errors
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
@@ -358,17 +358,17 @@ class EncodeQueue:
         reason = str(exc) or repr(exc)
         self._warnings.warn_of(
             f"encoding: {type(exc).__name__}",
-            "Encoder %s failed on audio %s: %s",
-            job.encoder_name,
+            "Encoding audio %s by %s failed: %s",
             job.key.audio_sha256,
-            reason,
+            job.encoder_name,
+            errors.log_text_of(exc),
         )
-        if isinstance(exc, AudioGoneError):
+        if isinstance(exc, errors.AudioGoneError):
             return Report(JobState.NO_AUDIO, reason)
-        if isinstance(exc, AWAY):
+        if isinstance(exc, errors.AWAY):
             return Report(JobState.AWAY, reason)
         self.times.num_failed[job.encoder_name] += 1
-        if isinstance(exc, EncodersChangedError):
+        if isinstance(exc, errors.EncodersChangedError):
             return Report(JobState.NO_ENCODER)
         self._work.note_failed(job, reason)
         return Report(JobState.FAILED, reason)

@@ -5,7 +5,6 @@ It computes on a device with a stream, memory and a CPU priority of its own.
 
 import math
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -81,10 +80,9 @@ class EncodeDevice:
     def num_idle_cores(self) -> float:
         """Return how many of this process's cores were idle lately, on average.
 
-        ``inf`` on a GPU, where an encode takes no core from a stream, and where the
-        system does not say.
+        ``inf`` on a GPU, where an encode takes no core from a stream.
         """
-        if self._device.type != "cpu" or sys.platform != "linux":
+        if self._device.type != "cpu":
             return math.inf
         now = time.monotonic()
         if (seconds := now - self._idle_looked_at) >= _IDLE_LOOK_SECONDS:
@@ -275,9 +273,7 @@ class StoredEncodeWork:
         if job.is_in_memory:
             key, segment, since = job.key, job.segment, self._cache.memory.num_deletes
             found = self._cache.get(key, segment)
-            if found is None:
-                return False
-            return self._cache.put(key, found, segment, since=since)
+            return bool(found and self._cache.put(key, found, segment, since=since))
         # Another machine may have made it.
         has_copies = self._store.copies is not None
         return has_copies and self._cache.load(job.key, job.segment)
@@ -302,8 +298,7 @@ class StoredEncodeWork:
             AudioGoneError: Its audio was deleted meanwhile.
             EncodeError: Neither has room for it.
         """
-        segment, since = job.segment, job.since
-        if self._cache.put(job.key, encoding, segment, since=since):
+        if self._cache.put(job.key, encoding, job.segment, since=job.since):
             return
         if not self._store.has_audio(job.key.audio_sha256):
             raise AudioGoneError

@@ -39,6 +39,7 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore
 # An RPC interrupts decoding, but nothing decodes while `OfflineSpeakers` prepares.
 _POLL_SECONDS = 0.05
 _LEASE_SECONDS = 10.0
+_FAILED = JobState.FAILED, JobState.AWAY, JobState.NO_ENCODER, JobState.REFUSED
 # The store may be shared with a server whose inline clips evict those of a job.
 _MAX_TIMES_STORED = 5
 
@@ -193,7 +194,7 @@ class OfflineEnsurer:
         ended: dict[int, list[JobState]] = {}
         reports = chain.from_iterable(answer.reports for answer in answers)
         for report in (report for report in reports if report.id in wants):
-            if report.state in (JobState.FAILED, JobState.NO_ENCODER, JobState.REFUSED):
+            if report.state in _FAILED:
                 raise errors.EncodeError(f"A clip was not encoded: {report.reason}")
             if report.state is not JobState.ENCODING:
                 ended.setdefault(report.id, []).append(report.state)

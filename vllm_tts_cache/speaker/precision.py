@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +36,6 @@ def lower_priority(nice: int = NICE) -> None:
     The caller does so before the thread's first tensor operation: the threads that
     compute for it inherit its value at their start.
     """
-    if sys.platform != "linux":  # elsewhere the value is the whole process's
-        return
     thread_id = threading.get_native_id()
     try:
         nice = max(nice, os.getpriority(os.PRIO_PROCESS, thread_id))

@@ -36,7 +36,7 @@ class JobState(str, Enum):
     """How far one encoding is in one worker."""
 
     ENCODING = "encoding"
-    READY = "ready"  # stored, or in memory where it cannot be stored
+    READY = "ready"  # stored, or in memory and perhaps not stored yet
     AWAY = "away"  # the bucket or the catalogue does not answer; the report says which
     FAILED = "failed"  # the encoder raised; the report says why
     REFUSED = "refused"  # too many inline clips wait already

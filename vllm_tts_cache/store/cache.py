@@ -341,7 +341,7 @@ class EncodingCache:
             self._log.warn_of("corrupt encoding", "%s; it is made again", error)
         else:
             self._counters.add("tier_errors")
-            self._log.warn_of("stored encodings", "The store failed: %s", error)
+            self._log.warn_of("stored encodings", "Storage failed: %s", error.log_text)
 
 
 def open_cache(settings: Settings, store: "SpeakerStore") -> EncodingCache:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_tts_cache.entrypoints.serving import request_speaker
+from vllm_tts_cache.catalogue.names import PLACEHOLDER
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.tenants import is_speaking, speaking_tenant
 
@@ -36,7 +36,7 @@ class Speech(CachedServingSpeech):
             return
         for each in filter(None, (request, batch)):
             named = (each.voice or "").strip().lower()
-            is_none = named in ("", request_speaker.PLACEHOLDER)
+            is_none = named in ("", PLACEHOLDER)
             others = each.ref_audio, getattr(each, "speaker_embedding", None)
             if not is_none or named in self.builtin_names or others != (None, None):
                 if each is batch:  # the host would take the placeholder for a voice

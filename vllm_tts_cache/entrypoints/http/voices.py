@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import pages
-from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.names import PLACEHOLDER, fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http import forms, models, routing
@@ -17,7 +17,6 @@ from vllm_tts_cache.entrypoints.http.callers import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.http.forms import VoiceChanges
 from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, answers
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
-from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService

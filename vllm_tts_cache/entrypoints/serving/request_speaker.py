@@ -17,6 +17,7 @@ from msgspec import Meta
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from vllm_tts_cache.catalogue.names import PLACEHOLDER
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http.limits import check_scheme
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError, TTSCacheError
@@ -28,8 +29,6 @@ from vllm_tts_cache.speaker.family import (
     Transcript,
 )
 
-# What OpenAI clients send where the host needs no voice.
-PLACEHOLDER = "default"
 _VOICE_FIELDS = ("voice", "speaker")  # `speaker` is the host's second name for `voice`
 # The host removes the placeholder from some requests before they are seen here.
 MISSING_VOICE = (

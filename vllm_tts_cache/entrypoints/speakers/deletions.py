@@ -53,8 +53,7 @@ MAX_WAITING = 64
 # A disk or an object store that does not answer holds up a removal for a minute.
 NUM_REMOVALS = 3
 # In one call of `_confirm`; the next one begins with what was deleted meanwhile.
-MAX_CONFIRMED = 32
-MAX_LOOKED_AT = 256
+MAX_CONFIRMED, MAX_SEEN = 32, 256
 
 
 class Deletions:
@@ -274,7 +273,8 @@ class Deletions:
         Raises: StorageError.
         """
         now = time.monotonic()
-        if now < self._next_expiry or self._deleted:  # a client's goes first
+        # No more than a client's deletion may wait for.
+        if now < self._next_expiry or len(self._deleted) >= MAX_EXPIRED:
             return
         self._next_expiry = now + EXPIRY_SECONDS
         if not await self._lookups.run(self._store.has_expired):
@@ -402,8 +402,7 @@ class Deletions:
         Raises: StorageError.
         """
         now = time.monotonic()
-        look = self._store.unfinished_deletions
-        unfinished = await self._own.run(look, MAX_LOOKED_AT)
+        unfinished = await self._own.run(self._store.unfinished_deletions, MAX_SEEN)
         self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}
         for deletion in unfinished:
             if now - self._orphans[deletion.id] > ORPHANED_SECONDS:

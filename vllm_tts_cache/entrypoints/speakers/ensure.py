@@ -30,6 +30,7 @@ from vllm_tts_cache.errors import (
     StorageError,
     TTSCacheError,
     WorkerRPCError,
+    WorkerStorageError,
     log_text_of,
 )
 from vllm_tts_cache.logs import ThrottledLog, logger
@@ -61,7 +62,7 @@ IN_TURN_SECONDS = 10.0
 # Speakers that one server precomputes at once; the others wait as rows.
 MAX_PRECOMPUTED_AT_ONCE = 64
 PRECOMPUTE_SECONDS = 5.0
-# As long as until a failed encode's first next try.
+# A failed encode's first next try is as far ahead.
 MAX_PAUSE_SECONDS = 60.0
 MAX_FORCED = 1024
 # Voices that are looked up after a start: not each that spoke last can be prefilled.
@@ -115,6 +116,9 @@ class SpeakerEncodings:
         self._reads = BoundedExecutor(
             "too many encodings are read", num_threads=4, max_waiting=MAX_READS
         )
+        self._notes = BoundedExecutor(
+            "too many failures are noted", num_threads=1, max_waiting=MAX_READS
+        )
         self._fingerprints: dict[str, str] | None = None
         self.encoders_id = ""
         self.secret = secrets.token_bytes(32)  # until that of the catalogue is read
@@ -159,6 +163,7 @@ class SpeakerEncodings:
         if self._pending is not None:
             self._pending.shutdown()
         self._reads.shutdown()
+        self._notes.shutdown()
 
     # -------- the workers' encoders
 
@@ -221,6 +226,8 @@ class SpeakerEncodings:
         Raises:
             AudioGoneError: The audio is not stored (any more).
             EncodersChangedError: The workers have other encoders by now.
+            NotStoredError: Not urgent, and an encoding could not be stored.
+            WorkerStorageError: A worker's bucket or catalogue does not answer.
             EncodeError: An encoder failed; the next call tries again.
             EncodeTimeoutError: An encode took too long; it may still run.
             ServerBusyError: Too many inline references wait, or a request has waited
@@ -564,7 +571,7 @@ class SpeakerEncodings:
     ) -> None:
         """Begin to precompute a speaker as soon as a slot is free."""
         # A transcript that came or went changes which encodings it needs.
-        if (this := (record.generation, record.ref_text is None)) in self._underway:
+        if (this := (record.generation, not record.ref_text)) in self._underway:
             return
         await slots.acquire()
         self._underway.add(this)
@@ -582,7 +589,7 @@ class SpeakerEncodings:
             except CannotCloneError:
                 return  # registered for another model
             except TTSCacheError as exc:
-                if isinstance(exc, EncodeError):
+                if isinstance(exc, EncodeError | WorkerStorageError):
                     if await self._is_left_to_rows(record, exc, pause_seconds):
                         return
                     pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
@@ -591,23 +598,27 @@ class SpeakerEncodings:
                 await asyncio.sleep(pause_seconds)
 
     async def _is_left_to_rows(
-        self, record: SpeakerRecord, failed: EncodeError, seconds: float
+        self, record: SpeakerRecord, failed: TTSCacheError, seconds: float
     ) -> bool:
         """Whether the audio is deleted, or a row says when to encode it again.
 
-        Where no worker wrote that row, this process does after some tries; at once
-        where there is no file to read.
+        Where no worker wrote that row, this process does after some tries; at once if
+        the file is lost.
         """
         with suppress(TTSCacheError):
             keys = await self.keys(self._model.need_of(record))
-            if not await self._lookups.run(self._store.has_audio, keys[0].audio_sha256):
+            sha, look = keys[0].audio_sha256, self._lookups.run
+            if not await look(self._store.has_audio, sha):
                 return True
-            if seconds >= MAX_PAUSE_SECONDS or isinstance(failed, AudioGoneError):
-                note, why = self._store.note_failed, str(failed)
-                for key in keys:
-                    await self._speakers.reads.run(note, key, why)
-                return True
-            return await self._failure(keys) is not None
+            noted = await look(self._store.failures, sha)
+            due = [key for key in keys if key.encoder_fingerprint in noted]
+            is_lost = isinstance(failed, AudioGoneError)
+            is_lost = is_lost and await look(self._store.is_lost, record)
+            if not (due or is_lost or seconds >= MAX_PAUSE_SECONDS):
+                return False
+            for key in due or keys:
+                await self._notes.run(self._store.note_failed, key, str(failed))
+            return True
         return False
 
     async def _failure(self, keys: Sequence[EncodingKey]) -> str | None:

@@ -130,14 +130,14 @@ class LastRows:
 
     def delete(self, speaker_id: str | None, audio_sha256: str | None = None) -> None:
         """Delete what was read of a speaker and of an audio; all, if both are None."""
-        if not (gone := {speaker_id, audio_sha256} - {None}):
-            self.delete_all()
+        gone = {speaker_id, audio_sha256} - {None}
         self.num_deletes += 1
         for key, found in list(self._rows.items()):
-            if gone & {found.record.speaker_id, found.record.audio_sha256}:
+            of_it = {found.record.speaker_id, found.record.audio_sha256}
+            if not gone or gone & of_it:
                 del self._rows[key]
         for id_, generation in list(self.embeddings):
-            if id_ == speaker_id:
+            if not gone or id_ == speaker_id:
                 del self.embeddings[id_, generation]
 
     def delete_all(self) -> None:
