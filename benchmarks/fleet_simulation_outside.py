@@ -195,10 +195,17 @@ class Databases:
             )
 
     def query(self, query: Any, *arguments: Any) -> Any:
-        """Run a statement; return its rows."""
-        with psycopg.connect(self.primary.url(DATABASE), autocommit=True) as db:
-            cursor = db.execute(query, arguments or None)
-            return cursor.fetchall() if cursor.description else None
+        """Run a statement; return its rows. While the database is down, wait for it."""
+        until = time.monotonic() + STREAMING_SECONDS
+        while True:
+            try:
+                with psycopg.connect(self.primary.url(DATABASE), autocommit=True) as db:
+                    cursor = db.execute(query, arguments or None)
+                    return cursor.fetchall() if cursor.description else None
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def stop(self) -> None:
         for node in (self.standby, self.primary):
