@@ -140,19 +140,14 @@ class Databases:
 
     def add_standby(self) -> None:
         """Copy the primary; from then on a commit is answered when both have it."""
-        primary = self.primary
         self._wait_for_standbys("")
-        self.standby.copy(primary)
+        self.standby.copy(self.primary)
         until = time.monotonic() + STREAMING_SECONDS
         streaming = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
-        streams = False
-        while not streams:
+        while not self.query(streaming):
             if time.monotonic() > until:
                 raise TimeoutError(self.standby.log())
             time.sleep(0.1)
-            # So many connect at once that it may take no more for a moment.
-            with suppress(psycopg.OperationalError):
-                streams = bool(primary.query(streaming))
         self._wait_for_standbys("*")
         self.has_standby = True
 
@@ -195,7 +190,10 @@ class Databases:
             )
 
     def query(self, query: Any, *arguments: Any) -> Any:
-        """Run a statement; return its rows. While the database is down, wait for it."""
+        """Run a statement; return its rows.
+
+        Wait for a database that is down, or takes no more connections for a moment.
+        """
         until = time.monotonic() + STREAMING_SECONDS
         while True:
             try:
