@@ -92,13 +92,13 @@ def test_no_flipped_byte_of_audio_is_ever_served_and_none_is_removed(store):
 
 
 def test_registering_a_clip_again_heals_damage_that_nobody_has_read(store):
-    """Its file was there, and nothing was written."""
-    path = path_of(store)
-    path.write_bytes(path.read_bytes()[:-5] + b"fives")
     for failed in (key(0, "f"), key(0, "f"), key(0)):  # no row of what is stored
         store.note_failed(failed, "no encoder takes it")
-    register(store, "Bob")
     assert store.failures(address()) == {"f" * 64: "no encoder takes it"}
+    path = path_of(store)
+    path.write_bytes(path.read_bytes()[:-5] + b"fives")
+    register(store, "Bob")
+    assert store.failures(address()) == {}  # of the damaged file
     assert store.verify() == []
     assert store.read_audio(address()) is not None
 
