@@ -186,8 +186,9 @@ class Ending:
             if of.is_excused(begin - TURN_SECONDS, end, "database", "failover"):
                 return "the claim ended, or could not be taken, in an outage"
             return "unexplained: not published"
-        if published not in ("yes", "no"):
-            return f"it was not stored: {published}"
+        if published != "yes":
+            why = "its audio was gone" if published == "no" else published
+            return f"it was not stored: {why}"
         if (read := result(second, "read")) not in ("yes", "no", ""):
             return f"what was stored could not be read: {read}"
         if of.is_excused(begin, end, "failover to"):
