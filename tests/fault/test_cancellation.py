@@ -213,7 +213,7 @@ class InlineRig:
         self.store = store
         self.lookups = ReadExecutor(is_local=False)
         self.clips = InlineClips(
-            store, self.lookups, max_fetches=1, is_full=lambda: False
+            store, self.lookups, max_fetches=1, refuses=lambda _: False
         )
         self.connection = HTTPConnection()
         connector = MediaConnector(

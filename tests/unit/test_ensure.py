@@ -232,13 +232,13 @@ async def test_a_request_does_not_stand_in_line_for_ever(rig_of, monkeypatch):
 @pytest.mark.parametrize("full", ["max_inline", "max_waiting_inline"])
 async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(rig_of, full):
     rig = rig_of(**{full: 2})
-    needs = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(4)]
+    needs = [rig.need(seed, segment=Segment.INLINE) for seed in range(4)]
     waiting = [await rig.hold(needs[0]), *map(rig.begin, needs[1:])]
     await soon(lambda: any(task.done() for task in waiting))
     rig.encoders[0].gate.set()
     done = await asyncio.gather(*waiting, return_exceptions=True)
     refused = [each for each in done if isinstance(each, ServerBusyError)]
-    assert len(refused) == (2 if full == "max_inline" else 1)
+    assert len(refused) == 2  # a clip waits once, whatever number of encoders it needs
     assert all(each.retry_after_seconds > 0 for each in refused)
     assert await rig.ensurer.ensure(needs[3]) is (done[3] is False)
 
@@ -475,7 +475,7 @@ async def test_who_leaves_ends_nobody_elses_wait(rig):
     assert pending._by_key[key] is stays and not stays.future.done()
     assert await asyncio.wait_for(rig.ensurer.ensure(need), 60) is False
     pending.leave(stays)
-    assert (len(pending), pending.is_full) == (0, False)
+    assert (len(pending), pending.refuses("one more")) == (0, False)
 
 
 async def test_an_inline_clip_that_is_registered_leaves_its_place_to_another(rig_of):
@@ -488,10 +488,10 @@ async def test_an_inline_clip_that_is_registered_leaves_its_place_to_another(rig
         join("clip 3", Segment.INLINE)
     waits.append(join("clip 1", Segment.REGISTERED))
     waits.append(join("clip 3", Segment.INLINE))
-    assert pending.is_full
+    assert pending.refuses("one more")
     for wait in waits:
         pending.leave(wait)
-    assert (len(pending), pending.is_full) == (0, False)
+    assert (len(pending), pending.refuses("one more")) == (0, False)
 
 
 async def test_no_answer_that_is_lost_loses_a_want(rig, monkeypatch):

@@ -73,7 +73,7 @@ def two_remembered(monkeypatch):
 @pytest.fixture
 def clips(store):
     lookups = ReadExecutor(is_local=True)
-    clips = InlineClips(store, lookups, max_fetches=4, is_full=lambda: False)
+    clips = InlineClips(store, lookups, max_fetches=4, refuses=lambda _: False)
     yield clips
     clips.shutdown()
 

@@ -90,7 +90,7 @@ class WaitingLine:
     takes longer with more jobs.
 
     Args:
-        max_inline: Inline jobs that may wait at a time.
+        max_inline: Inline audios that may wait at a time, each for all its jobs.
 
     Attributes:
         jobs: Those that wait, by key; changed by this class only.
@@ -126,13 +126,14 @@ class WaitingLine:
     def add(self, job: EncodeJob) -> EncodeJob | None:
         """Put a job behind those of its flow, or join the one of its key.
 
-        Returns: The job that waits; None if as many inline jobs wait as may.
+        Returns: The job that waits; None if as many inline audios wait as may.
         """
         key, is_aside = job.key, job.key in self._aside
         if (waiting := self.jobs.get(key)) is None:
-            is_bounded = job.segment is Segment.INLINE and not is_aside
-            if is_bounded and len(self._inline) >= self._max_inline:
-                return None
+            if job.segment is Segment.INLINE and not is_aside:
+                inline = (each.audio_sha256 for each in self._inline)
+                if len({key.audio_sha256, *inline}) > self._max_inline:
+                    return None
             waiting = job
         else:
             if job.is_urgent and not waiting.is_urgent and not is_aside:

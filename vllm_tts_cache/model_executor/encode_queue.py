@@ -57,7 +57,7 @@ class EncodeQueue:
     Args:
         work: Encodes, and stores encodings.
         turns: Keep two processes from encoding one key at a time.
-        max_waiting_inline: Inline jobs that may wait; further ones are refused.
+        max_waiting_inline: Inline audios that may wait; further ones are refused.
         clock: Monotonic seconds; leases run on it.
 
     Attributes:

@@ -105,19 +105,20 @@ class OfflineEnsurer:
         is evicted before it is encoded. The list is read as the parts are taken.
         """
         window: list[PreparedSpeaker] = []
-        keys: set[EncodingKey] = set()
+        audios: set[str] = set()
         num_bytes = 0
         for speaker in speakers:
-            added, clip_bytes = self.keys(speaker), 4 * speaker.num_samples
+            sha, clip_bytes = speaker.ref.audio_sha256, 4 * speaker.num_samples
             is_full = (
-                len(keys | added) > self._settings.max_waiting_inline
+                len({sha, *audios}) > self._settings.max_waiting_inline
                 or num_bytes + clip_bytes > self._settings.inline_audio_max_bytes // 2
             )
             if window and is_full:
                 yield window
-                window, keys, num_bytes = [], set(), 0
+                window, audios, num_bytes = [], set(), 0
             window.append(speaker)
-            keys, num_bytes = keys | added, num_bytes + clip_bytes
+            audios.add(sha)
+            num_bytes += clip_bytes
         if window:
             yield window
 

@@ -140,10 +140,9 @@ class SpeakerEncodings:
         """Encodings that callers of this process wait for."""
         return 0 if self._pending is None else len(self._pending)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more inline reference would be refused."""
-        return self._pending is not None and self._pending.is_full
+    def refuses(self, audio_sha256: str) -> bool:
+        """Whether this inline reference would be one too many that waits."""
+        return self._pending is not None and self._pending.refuses(audio_sha256)
 
     def cloning_workers(self) -> AsyncWorkers | None:
         """Return the workers; None if the model clones nothing, or there are none."""

@@ -57,7 +57,7 @@ class InlineClips:
 
     Args:
         max_fetches: URLs that are fetched at once.
-        is_full: Whether an encode would be refused because too many inline clips wait.
+        refuses: Whether a clip, by its address, is one too many of those that wait.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class InlineClips:
         lookups: ReadExecutor,
         *,
         max_fetches: int,
-        is_full: Callable[[], bool],
+        refuses: Callable[[str], bool],
     ):
         self._store = store
         self._lookups = lookups
         self._max_fetches = max_fetches
-        self._is_full = is_full
+        self._refuses = refuses
         self._known = LRUCache[bytes, Clip](MAX_REMEMBERED_CLIPS)
         self._num_deletes = 0
         self._num_fetches = process_metrics().fetches
@@ -150,7 +150,7 @@ class InlineClips:
     def _keep(self, decoded: DecodedAudio) -> Clip:
         audio = decoded.audio
         sha = audio.audio_sha256
-        if self._is_full() and not self._store.stored_artifacts([sha])[sha]:
+        if self._refuses(sha) and not self._store.stored_artifacts([sha])[sha]:
             # Stored and then refused, it would evict the audio of requests that wait.
             raise too_many_inline()
         self._store.store_inline(decoded)

@@ -81,7 +81,7 @@ class PendingEncodings:
 
     Args:
         settings: The longest encode, and time without any progress of the worker, that
-            a caller waits for; and how many inline encodings may wait at once.
+            a caller waits for; and how many inline audios may wait at once.
     """
 
     def __init__(
@@ -123,12 +123,11 @@ class PendingEncodings:
         """Whether a caller waits for this encoding."""
         return key in self._by_key
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more inline encoding would be refused."""
+    def refuses(self, audio_sha256: str) -> bool:
+        """Whether this inline audio would be one too many that waits."""
         wants = [pending.want for pending in list(self._by_key.values())]  # in threads
-        num_inline = sum(want.segment == Segment.INLINE.value for want in wants)
-        return num_inline >= self._max_inline
+        inline = (w.audio_sha256 for w in wants if w.segment == Segment.INLINE.value)
+        return len({audio_sha256, *inline}) > self._max_inline
 
     def join(
         self,
@@ -157,7 +156,7 @@ class PendingEncodings:
         loop = asyncio.get_running_loop()
         pending = self._by_key.get(key)
         if pending is None:
-            if segment is Segment.INLINE and self.is_full:
+            if segment is Segment.INLINE and self.refuses(key.audio_sha256):
                 raise too_many_inline()
             want = Want(
                 id=next(self._ids),

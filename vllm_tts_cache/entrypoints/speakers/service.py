@@ -145,7 +145,7 @@ class SpeakerService:
             store,
             indexed,
             max_fetches=settings.max_fetches,
-            is_full=lambda: self.encodings.is_full,
+            refuses=self.encodings.refuses,
         )
         self.places = TenantSlots()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
