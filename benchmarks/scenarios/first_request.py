@@ -14,8 +14,9 @@ NUM_WARM_UPS = 2
 READY_TIMEOUT_SECONDS = 60.0
 
 # Encodings that a worker keeps in memory after the restart: fewer than the voices
-# that take turns, so that every one has been evicted when its turn comes.
-MAX_ENTRIES = 8
+# that take turns, so that every one has been evicted when its turn comes. One round has
+# five voices.
+MAX_ENTRIES = 4
 NUM_VOICES_IN_TURN = 10
 
 
