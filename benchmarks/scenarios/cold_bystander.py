@@ -27,7 +27,7 @@ def run(bench: Bench) -> list[Row]:
         samples[side.name, "alone"].append(speak_cold(bench, side))
         spent = machine.cpu_seconds(side.pid) - spent
         samples[side.name, "spent"].append(spent)
-        with streams.beside(side, bench.pick(full=6.0, quick=2.5)):
+        with streams.beside(side, bench.pick(full=30.0, quick=2.5)):
             for _ in range(bench.pick(full=2, quick=1)):
                 samples[side.name, "beside"].append(speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)

@@ -37,7 +37,7 @@ def run(bench: Bench) -> list[Row]:
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
         bodies = [_body(bench) for _ in range(num_requests)]
         # Beside the streams, or they would be part of the difference.
-        with streams.beside(side, bench.pick(full=6.0, quick=3.0)):
+        with streams.beside(side, bench.pick(full=30.0, quick=3.0)):
             samples[side.name, "without"].append(_speak_cold(bench, side))
             refused = asyncio.run(_flood(side, bodies))
             samples[side.name, "refused"].append(refused)
