@@ -20,18 +20,10 @@ from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
-    "2026-11-29-24aff8f76a-voice-cost.json",
-    "2026-11-29-090dd3ab11-start-stop.json",
-    "2026-11-28-c788217dc2-registration.json",
-    "2026-11-28-dfa6a45ed8-warm-hit.json",
-    "2026-11-25-a01948324a-newcomer.json",
+    "2026-11-29-f18d1b1ef5-qwen3-tts.json",
+    "2026-11-29-f18d1b1ef5-others.json",
     "2026-11-25-5c00b34fec-requests.json",
-    "2026-11-25-a01948324a-decoder.json",
-    "2026-11-25-26b07607dd-decoder.json",
-    "2026-11-25-518d77fa9b-bulk.json",
     "2026-11-22-f12b7c35f5.json",
-    "2026-11-24-c256be295d-cosyvoice3.json",
-    "2026-11-24-c256be295d-higgs.json",
 )
 QWEN, DECODER, BULK = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-tiny"
 # A difference below this says nothing on these machines.
@@ -50,6 +42,8 @@ WHY = {
     "priority costs nearly as much",
     ("cold_bystander", "cosyvoice3", ""): "its speech tokenizer is one network run",
     ("cold_bystander", "", "the cold request, beside"): "the streams leave too little",
+    ("ttfa", "", "warm, 1 at once, ours in"): "each prompt has the reference's codes",
+    ("ttfa", "", "warm, 4 at once, ours in"): "each prompt has the reference's codes",
     ("inline_flood", "", "p99 gap"): "the client itself runs on the two cores",
     ("many_voices", "", "RSS"): "measured between two servers of one sample each",
     ("start_stop", "", "a start"): "imports in three processes, and the encoders",
@@ -316,8 +310,8 @@ def _cells(row: Mapping[str, Any]) -> str:
 
 
 def _sources(keys: Sequence[Key]) -> str:
-    names = dict.fromkeys(_rows()[key][1] for key in keys)
-    return "Measured: " + "; ".join(_machine(name) for name in names) + "."
+    found = dict.fromkeys(_machine(_rows()[key][1]) for key in keys)
+    return f"Measured: {'; '.join(found)}."
 
 
 def _machine(name: str) -> str:
