@@ -20,6 +20,7 @@ from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
+    "2026-11-29-8b4b9e03bc-field.json",
     "2026-11-29-f18d1b1ef5-qwen3-tts.json",
     "2026-11-29-f18d1b1ef5-others.json",
     "2026-11-25-5c00b34fec-requests.json",
@@ -143,7 +144,8 @@ FIGURES = (
         "clients.png",
         "Requests a second and first audio over the number of clients",
         note="By vLLM-Omni's own harness (`vllm bench serve --omni`), with the same "
-        "decoder. No clip is sent twice.",
+        "decoder. No clip is sent twice. The answers of random weights are of any "
+        "length: requests a second of two ways differ by that as well.",
     ),
     Figure(
         "Streams while new voices arrive",
