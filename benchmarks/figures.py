@@ -21,10 +21,10 @@ from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
 ROOT = Path(__file__).parents[1]
 RESULTS = (
     "2026-11-29-8b4b9e03bc-field.json",
+    "2026-11-29-8b4b9e03bc-omnivoice.json",
+    "2026-11-29-8b4b9e03bc-voxcpm2.json",
     "2026-11-29-f18d1b1ef5-qwen3-tts.json",
     "2026-11-29-f18d1b1ef5-others.json",
-    "2026-11-25-5c00b34fec-requests.json",
-    "2026-11-22-f12b7c35f5.json",
 )
 QWEN, DECODER, BULK = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-tiny"
 # A difference below this says nothing on these machines.
