@@ -20,6 +20,7 @@ from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
+    "2026-11-29-8b4b9e03bc-registration.json",
     "2026-11-29-8b4b9e03bc-field.json",
     "2026-11-29-8b4b9e03bc-omnivoice.json",
     "2026-11-29-8b4b9e03bc-voxcpm2.json",
