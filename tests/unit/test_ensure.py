@@ -234,7 +234,7 @@ async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(rig_of
     rig = rig_of(**{full: 2})
     needs = [rig.need(seed, segment=Segment.INLINE) for seed in range(4)]
     waiting = [await rig.hold(needs[0]), *map(rig.begin, needs[1:])]
-    await soon(lambda: any(task.done() for task in waiting))
+    await soon(lambda: sum(task.done() for task in waiting) == 2)
     rig.encoders[0].gate.set()
     done = await asyncio.gather(*waiting, return_exceptions=True)
     refused = [each for each in done if isinstance(each, ServerBusyError)]
