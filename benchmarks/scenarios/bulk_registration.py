@@ -11,7 +11,7 @@ import httpx
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import AtMost, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
-from benchmarks.streams import Bystanders
+from benchmarks.streams import Bystanders, quiet_seconds
 
 NAME = "bulk_registration"
 NUM_VOICES, QUICK_NUM_VOICES = 1_000, 60
@@ -37,7 +37,7 @@ def run(bench: Bench) -> list[Row]:
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
         # Ahead, so that the client takes as little as it can of the two cores.
         requests = [_request(bench, side) for _ in range(num_voices)]
-        quiet = bench.pick(full=30.0, quick=3.0)
+        quiet = quiet_seconds(bench)
         with streams.beside(side, quiet, quiet_after_seconds=quiet):
             _register(side, requests, samples)
     bench.step(f"{NAME}: beside a program of the lowest priority")

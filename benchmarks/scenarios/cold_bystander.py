@@ -6,7 +6,7 @@ from collections import defaultdict
 from benchmarks import machine
 from benchmarks.bench import Bench
 from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
-from benchmarks.streams import NUM_STREAMS, Bystanders, speak_cold
+from benchmarks.streams import NUM_STREAMS, Bystanders, quiet_seconds, speak_cold
 
 NAME = "cold_bystander"
 BETWEEN_SECONDS = 0.3
@@ -27,7 +27,7 @@ def run(bench: Bench) -> list[Row]:
         samples[side.name, "alone"].append(speak_cold(bench, side))
         spent = machine.cpu_seconds(side.pid) - spent
         samples[side.name, "spent"].append(spent)
-        with streams.beside(side, bench.pick(full=30.0, quick=2.5)):
+        with streams.beside(side, quiet_seconds(bench)):
             for _ in range(bench.pick(full=2, quick=1)):
                 samples[side.name, "beside"].append(speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)

@@ -11,7 +11,7 @@ import httpx
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import AtMost, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
-from benchmarks.streams import Bystanders
+from benchmarks.streams import Bystanders, quiet_seconds
 from vllm_tts_cache.testing.server import MODEL_NAME, data_url
 
 NAME = "inline_flood"
@@ -37,7 +37,7 @@ def run(bench: Bench) -> list[Row]:
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
         bodies = [_body(bench) for _ in range(num_requests)]
         # Beside the streams, or they would be part of the difference.
-        with streams.beside(side, bench.pick(full=30.0, quick=3.0)):
+        with streams.beside(side, quiet_seconds(bench)):
             samples[side.name, "without"].append(_speak_cold(bench, side))
             refused = asyncio.run(_flood(side, bodies))
             samples[side.name, "refused"].append(refused)

@@ -86,8 +86,8 @@ class WaitingLine:
     """Jobs that wait, one a key, in the order of turns. Not thread-safe.
 
     Tenants take turns, and within a tenant its registered voices and inline clips do:
-    many of either hold up the other, and another tenant, by one job. Only `audios`
-    takes longer with more jobs.
+    many of either hold up the other, and another tenant, by one job. With more jobs
+    `audios` takes longer, and with more inline ones, which are bounded, their `add`.
 
     Args:
         max_inline: Inline audios that may wait at a time, each for all its jobs.
