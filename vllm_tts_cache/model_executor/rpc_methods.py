@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from vllm_tts_cache.model_executor.decoder_states import DecoderStates
     from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 
-Method = Callable[..., bytes]
-
 # What of the host, and of torch, we replace in workers and engine cores. Platforms and
 # families install those that they need.
 PATCHES = (
@@ -140,7 +138,7 @@ def _model(worker: Any) -> Any:
 
 def _method(
     name: str, side_name: str, answer: Callable[..., Any] | str, kind: Any = None
-) -> Method:
+) -> Callable[..., bytes]:
     """Make a worker's method of a function of ``(side, call, rank)``.
 
     Args:

@@ -1,7 +1,6 @@
 """The protocol of reference encoders, and how requests name speakers; without torch."""
 
 import hashlib
-import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -100,8 +99,9 @@ class SpeakerRef:
     def signed(self, secret: bytes, encoders: str) -> "SpeakerRef":
         """Return the reference by these encoders, signed with the servers' secret."""
         named = f"{FIELD} {self.audio_sha256} {self.segment.value} {encoders}"
-        signature = hmac.digest(secret, named.encode(), "sha256").hex()[:32]
-        return replace(self, encoders=encoders, signature=signature)
+        # After a quiet moment an HMAC of OpenSSL takes three times as long as this.
+        keyed = hashlib.blake2b(named.encode(), key=secret, digest_size=16)
+        return replace(self, encoders=encoders, signature=keyed.hexdigest())
 
     def to_wire(self) -> list[str]:
         """Return plain strings, which survive the host's serialization."""
@@ -130,8 +130,8 @@ def with_keyed_salt(prompt: Any, secret: bytes) -> Any:
     """Return an engine's prompt whose salt, if it has one, no client can name."""
     if not isinstance(prompt, dict) or (salt := prompt.get("cache_salt")) is None:
         return prompt
-    keyed = hmac.digest(secret, f"salt {salt}".encode(), "sha256").hex()
-    return {**prompt, "cache_salt": keyed}
+    keyed = hashlib.blake2b(f"salt {salt}".encode(), key=secret, digest_size=32)
+    return {**prompt, "cache_salt": keyed.hexdigest()}
 
 
 def encoders_id(fingerprints: Mapping[str, str]) -> str:
