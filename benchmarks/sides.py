@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from benchmarks import machine, server_plugins
 from benchmarks.measure import OURS, STOCK
@@ -192,11 +193,11 @@ class Side:
             "base_config": str(self.model.family.deploy_file),
             "connectors": {_CONNECTOR: shorter},
         }
-        stage_0 = self.model.stock.stage_0 if self.is_stock else {}
-        changed = {0: stage_0, 1: self.model.stage_1}
+        stocks = self.model.stock.stage_0 if self.is_stock else {}
+        changed = {0: {**self.model.stage_0, **stocks}, 1: self.model.stage_1}
         overlay["stages"] = [{"stage_id": n, **c} for n, c in changed.items() if c]
         path = directory / "deploy.yaml"
-        path.write_text(json.dumps(overlay))  # JSON is YAML
+        path.write_text(yaml.safe_dump(overlay))
         return path
 
     def _seen_while(

@@ -48,7 +48,8 @@ class Model:
         environ: What both servers are set beside the settings of every server.
         server_plugins: What every process of a server calls, see `server_plugins`.
         stock: How stock's server differs, beside the one setting.
-        stage_1: What both deploy files say otherwise of the stage that decodes.
+        stage_0: What both deploy files say otherwise of the stage that speaks.
+        stage_1: The same of the stage that decodes.
         times_decoder: Whether one of them says what the codec decoder's steps take.
         shares_kv: Whether a voice's later requests find its prefix in the KV, so that
             its first one is the slower for that too.
@@ -68,6 +69,7 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     server_plugins: tuple[str, ...] = ()
+    stage_0: Mapping[str, Any] = field(default_factory=dict)
     stage_1: Mapping[str, Any] = field(default_factory=dict)
     times_decoder: bool = False
     stock: StockSide = StockSide()
