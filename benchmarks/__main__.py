@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "reference_encoders": {m.name: m.encoder_sizes for m in plan.models},
             "reference_encoders_dtype": "float32 on both sides",
             "stock_changes": {m.name: m.stock.note for m in plan.models},
+            "speaking_stage_changes": {m.name: dict(m.stage_0) for m in plan.models},
             "decoding_stage_changes": {m.name: dict(m.stage_1) for m in plan.models},
             "threads_per_stage": 1,
         },

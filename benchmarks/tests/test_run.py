@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import server_plugins
 from benchmarks.__main__ import _parser, _plan
@@ -211,7 +212,7 @@ def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
     folders = [
         tmp_path / f"{SHARING.name}-{s.name}" for s in open_sides(SHARING, tmp_path)
     ]
-    stock, ours = (json.loads((f / "deploy.yaml").read_text()) for f in folders)
+    stock, ours = (yaml.safe_load((f / "deploy.yaml").read_text()) for f in folders)
     assert stock.pop("stages") == [{"stage_id": 0, "enable_prefix_caching": False}]
     assert ours.pop("stages") == []
     assert stock == ours
