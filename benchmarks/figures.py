@@ -20,7 +20,7 @@ from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
-    "2026-11-29-8b4b9e03bc-registration.json",
+    "2026-11-30-81538b1316-registration.json",
     "2026-11-29-8b4b9e03bc-field.json",
     "2026-11-29-8b4b9e03bc-omnivoice.json",
     "2026-11-29-8b4b9e03bc-voxcpm2.json",
@@ -49,13 +49,6 @@ WHY = {
     ("inline_flood", "", "p99 gap"): "the client itself runs on the two cores",
     ("many_voices", "", "RSS"): "measured between two servers of one sample each",
     ("start_stop", "", "a start"): "imports in three processes, and the encoders",
-    (
-        "bulk_registration",
-        "",
-        "1,000",
-    ): "uploads take CPU beside streams that leave little",
-    ("bulk_registration", "", "p99 gap"): "uploads take CPU beside "
-    "streams that leave little",
     ("bulk_command", "", "p99 gap"): "a program of the lowest priority costs as much",
 }
 
