@@ -32,6 +32,7 @@ from benchmarks.scenarios import (
     inline_flood,
     kv_prefix,
     many_voices,
+    parity,
     start_stop,
     ttfa,
     voice_cost,
@@ -117,6 +118,7 @@ SCENARIOS = (
     # As many requests as clients, by the host's harness, with a decoder of the
     # released size.
     Scenario(field.run, full=(60, 1400), quick=(60, 400), is_in_quick=False),
+    Scenario(parity.run, full=(60, 2400), quick=(60, 600), is_in_quick=False),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
     Scenario(first_request.run, full=(90, 60), quick=(2, 4)),

@@ -15,7 +15,6 @@ from vllm_tts_cache.families.qwen3_tts.family import FAMILY
 
 DECODER_PROBE = f"{__name__}:decoder_probe"
 FLOAT32_ENCODERS = f"{__name__}:float32_encoders"
-ANSWER_FRAMES = 32  # 2.6 s
 _CODEC_END = 2150  # the token that ends an answer
 _MARK = "benchmark_was_here"
 
@@ -142,20 +141,30 @@ QWEN3_TTS = Model(
     times_decoder=True,
 )
 
+
+def _answers_of(num_frames: int) -> dict[str, Any]:
+    """Return what gives all answers one length: random weights end by chance."""
+    ends = {"min_tokens": num_frames, "logit_bias": {_CODEC_END: 100.0}}
+    return {"default_sampling_params": ends}
+
+
 # What a clone in context costs the codec's decoder is seen in one of its released size.
-# Answers of random weights end by chance: these have one length in each way of asking.
 QWEN3_TTS_DECODER = dataclasses.replace(
     QWEN3_TTS,
     name="qwen3-tts-decoder",
     options={"encoders": "real", "real_decoder": True},
     scenarios=frozenset({"ttfa", "field"}),
-    stage_0={
-        "default_sampling_params": {
-            "min_tokens": ANSWER_FRAMES,
-            "logit_bias": {_CODEC_END: 100.0},
-        }
-    },
+    stage_0=_answers_of(32),  # 2.6 s
     stage_1={} if machine.computes_bfloat16() else {"dtype": "float32"},
+)
+
+# A clone in context decodes the reference's last frames once, as context of its first
+# ones. So what that costs a request depends on the answer's length.
+QWEN3_TTS_LONG = dataclasses.replace(
+    QWEN3_TTS_DECODER,
+    name="qwen3-tts-long",
+    scenarios=frozenset({"parity"}),
+    stage_0=_answers_of(128),  # 10 s, some twenty words
 )
 
 # Stock as it ships, for processors that compute in bfloat16; others take minutes.
@@ -180,4 +189,10 @@ QWEN3_TTS_TINY = dataclasses.replace(
     times_decoder=False,
 )
 
-MODELS = (QWEN3_TTS, QWEN3_TTS_DECODER, QWEN3_TTS_BFLOAT16, QWEN3_TTS_TINY)
+MODELS = (
+    QWEN3_TTS,
+    QWEN3_TTS_DECODER,
+    QWEN3_TTS_LONG,
+    QWEN3_TTS_BFLOAT16,
+    QWEN3_TTS_TINY,
+)
