@@ -65,7 +65,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 COMMANDS = {"/v1/omni/sleep", "/v1/omni/wakeup", "/scale_elastic_ep"}
 MESSAGES = ['{"type": "session.config"}', "{", HALF.encode("utf-8", "replace"), b"\0"]
 MESSAGES += ['{"type": "session.update", "session": {"model": 5}}', "[]", "5", '""']
-OURS = re.compile(r"/v1/audio/|/voices|/health")
+OURS = re.compile(r"/v1/(audio/|open_webui|vapi/)|/open-webui/|/voices|/health")
 
 
 def routes_of(server):
