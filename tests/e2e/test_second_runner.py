@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 @pytest.fixture(scope="session")
 def second(family, checkpoint, tmp_path_factory, make_clip):
     """A server on it, and a client whose voice "keeper" is precomputed."""
-    pytest.importorskip("vllm.v1.worker.cpu.model_runner", reason="since 0.32")
+    pytest.importorskip("vllm_omni.worker_v2.omni_sampler", reason="since 0.32")
     folder = tmp_path_factory.mktemp("second")
     own = Servers(family, checkpoint, folder)
     variables = {"SPEAKER_CACHE_WARM_KV": "off", **second_runner.prepare(folder / "p")}
