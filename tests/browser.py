@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 180
 DESKTOP, PHONE = (1180, 780), (390, 844)
 
 _OPTIONS = (
