@@ -1,5 +1,6 @@
 """The figures of the field, by the host's own harness: see `benchmarks.harness`."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,29 +15,39 @@ MIN_REQUESTS, QUICK_CLIENTS = 8, (1, 4)
 
 
 def run(bench: Bench) -> list[Row]:
+    """A clip in each request and a registered voice, by stock and by ours."""
+    clients = bench.pick(full=NUM_CLIENTS, quick=QUICK_CLIENTS)
+    return ask(bench, NAME, bench.sides, clients, (INLINE, IN_CONTEXT))
+
+
+def ask(
+    bench: Bench,
+    name: str,
+    sides: Iterable[Side],
+    clients: Sequence[int],
+    ways: Sequence[str],
+) -> list[Row]:
     """Each number of clients, at least one request of each client in a turn."""
-    bench.step(f"{NAME}: the voice, on both sides")
-    targets = {side.name: target_of(side, bench) for side in bench.sides}
+    bench.step(f"{name}: the voice")
+    targets = {side.name: _target(side, bench) for side in sides}
     for target in targets.values():
         target.register()
-    clients = bench.pick(full=NUM_CLIENTS, quick=QUICK_CLIENTS)
-    given = Clips(Path(mkdtemp(prefix=NAME, dir=bench.work)))
+    given = Clips(Path(mkdtemp(prefix=name, dir=bench.work)))
     made: list[Row] = []
     for each in clients:
-        bench.step(f"{NAME}: {each} clients")
+        bench.step(f"{name}: {each} clients")
         made += rows(
             targets,
             clips=given,
             num_clients=each,
             num_requests=max(MIN_REQUESTS, each),
             num_rounds=bench.num_rounds,
-            ways=(INLINE, IN_CONTEXT),
+            ways=ways,
         )
     return made
 
 
-def target_of(side: Side, bench: Bench) -> Target:
-    """Return a side as the harness asks it."""
+def _target(side: Side, bench: Bench) -> Target:
     checkpoint = bench.model.checkpoint(bench.work)
     url = str(side.client.http.base_url).rstrip("/")
     return Target(url=url, tokenizer=str(checkpoint), model=MODEL_NAME)
