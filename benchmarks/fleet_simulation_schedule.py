@@ -315,7 +315,7 @@ class Simulation:
             await asyncio.wait_for(act, HUNG_SECONDS)
         except MachineGoneError:
             self.counts["requests cut by a kill"] += 1
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.broken["requests without an answer"].append(repr(act))
 
     def _operation(self) -> Awaitable[None]:

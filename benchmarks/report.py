@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Begun:
 
     @classmethod
     def now(cls) -> "Begun":
-        return cls(datetime.now(timezone.utc), machine.load(), *machine.revision())
+        return cls(datetime.now(UTC), machine.load(), *machine.revision())
 
     def ended(self, settings: Mapping[str, Any], rows: Sequence[Row]) -> Run:
         loads = {"load_before": self.load, "load_after": machine.load()}

@@ -2,12 +2,8 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    from pip._vendor import tomli as tomllib
 
 # The CPU build has another name, and axe would bring Playwright's browsers.
 ANOTHER_WAY = {"vllm", "axe-playwright-python"}

@@ -10,8 +10,8 @@ from vllm_tts_cache import SUPPORTED_HOSTS
 from vllm_tts_cache.speaker.family import Family, families
 
 ROOT = Path(__file__).parents[1]
-# The versions of Python for which the host's packages are.
-PYTHONS = {"0.30": "3.10 to 3.13", "0.32": "3.11 to 3.13"}
+# The versions of Python for which the host's packages are, and ours.
+PYTHONS = {"0.30": "3.11 to 3.13", "0.32": "3.11 to 3.13"}
 COLUMNS = (
     *("vLLM-Omni", "vLLM", "Python", "transformers"),
     *("first model runner", "second model runner"),

@@ -1,5 +1,5 @@
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -59,7 +59,7 @@ def test_a_row_says_why_stock_has_no_figure():
 
 def run_of(rows, **fields):
     given = {
-        "began": datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
+        "began": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         "revision": "abc1234567",
         "is_dirty": False,
         "machine": {"cores": 2},

@@ -22,7 +22,7 @@ def decoded(data):
     """Samples and rate of a file."""
     import av
 
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         num_samples = sum(frame.samples for frame in container.decode(audio=0))
         return num_samples, container.streams.audio[0].rate
 

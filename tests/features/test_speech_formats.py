@@ -26,7 +26,7 @@ DELAY = 0.25  # of an encoder, which fills whole frames, most of all AAC's at 8 
 
 def heard(data):
     """Its samples and their rate."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
         samples = np.concatenate([frame.reshape(-1) for frame in frames])
         return samples, container.streams.audio[0].rate

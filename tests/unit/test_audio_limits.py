@@ -257,7 +257,7 @@ def test_channels_may_change_midway():
 
 
 def mp3_frames(data):
-    with av.open(io.BytesIO(data)) as file:
+    with av.open(io.BytesIO(data), "r") as file:
         return [bytes(packet) for packet in file.demux() if packet.size]
 
 

@@ -179,6 +179,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
     try:
         with av.open(
             source,
+            "r",
             format="mov" if is_mp4 else None,
             container_options=options,
             metadata_errors="replace",

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ _CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
 MAX_CLIPS = 32
 
 
-class Segment(str, Enum):
+class Segment(StrEnum):
     """Audio that is registered, or came inline; each has its part of every budget."""
 
     REGISTERED = "registered"

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,19 +24,6 @@ AT_ONCE_SECONDS = 0.05
 OPEN_SECONDS = 600.0
 _RETRY_AFTER_SECONDS = 2
 _SHARED_MEMORY_BYTES = 32 << 10
-
-
-# SQLite's result codes that mean something to us; Python names them from 3.11.
-_BUSY, _LOCKED, _IOERR, _CORRUPT, _FULL, _PROTOCOL, _NOTADB = 5, 6, 10, 11, 13, 15, 26
-_TEXTS = {
-    "disk I/O error": _IOERR,
-    "disk is full": _FULL,
-    "database is locked": _BUSY,
-    "database table is locked": _LOCKED,
-    "locking protocol": _PROTOCOL,
-    "malformed": _CORRUPT,
-    "not a database": _NOTADB,
-}
 
 
 class SqliteFile:
@@ -130,34 +116,26 @@ def opening_lock(path: Path) -> Generator[None, None, None]:
 
 
 def _storage_error(path: Path, error: BaseException) -> StorageError:
-    code = _code_of(error)
-    if code == _FULL:
+    # The code, because SQLite's manual promises no text; None if it is of the driver's
+    # own. What follows its first byte is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
+    extended = getattr(error, "sqlite_errorcode", None)
+    code = None if extended is None else extended & 0xFF
+    if code == sqlite3.SQLITE_FULL:
         return StorageFullError()
     # SQLite reports an I/O error if there is no space for the index of its log.
     with suppress(OSError):
-        if code == _IOERR and free_bytes(path.parent) < _SHARED_MEMORY_BYTES:
+        is_full = free_bytes(path.parent) < _SHARED_MEMORY_BYTES
+        if is_full and code == sqlite3.SQLITE_IOERR:
             return StorageFullError()
-    if code in (_BUSY, _LOCKED, _PROTOCOL):
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""
-    if code in (_CORRUPT, _NOTADB):
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         advice = (
             ". Restore the file from a backup, or move it away to start with an empty"
             " catalogue; audio and encodings are kept elsewhere"
         )
     return StorageError(f"The voice catalogue {path} failed: {error}{advice}.")
-
-
-def _code_of(error: BaseException) -> int | None:
-    """Return SQLite's code for an error; None if it is of the driver's own."""
-    if sys.version_info < (3, 11):
-        # Python 3.10 gives no code, only SQLite's texts, which have not changed yet.
-        reason = str(error)
-        return next((code for words, code in _TEXTS.items() if words in reason), None)
-    # The code, because SQLite's manual promises no text. What follows its first byte
-    # is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
-    extended = getattr(error, "sqlite_errorcode", None)
-    return None if extended is None else extended & 0xFF
 
 
 def _open_engine(path: Path, busy_seconds: float) -> Engine:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -184,7 +183,7 @@ class EncodeQueue:
                 self._changed.notify_all()
         try:
             result: T = call.done.result(timeout_seconds)
-        except futures.TimeoutError as exc:
+        except TimeoutError as exc:
             if call.done.done():  # raised by ``act``
                 raise
             message = f"the encode thread took longer than {timeout_seconds:g} s"

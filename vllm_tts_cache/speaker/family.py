@@ -10,7 +10,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ SideFile = str | tuple[str, ...]
 GROUP = "vllm_tts_cache.families"
 
 
-class Transcript(str, Enum):
+class Transcript(StrEnum):
     """What a mode does with the transcript of the reference audio."""
 
     REQUIRED = "required"

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent import futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -177,7 +176,7 @@ class AsyncWorkers:
 
         try:
             results = await asyncio.shield(asked)
-        except (TimeoutError, futures.TimeoutError) as exc:
+        except TimeoutError as exc:
             raise WorkerBusyError(f"{method.name}: {str(exc) or repr(exc)}") from exc
         except RuntimeError as exc:
             raise _unreachable(method, exc) from exc
@@ -207,7 +206,7 @@ class SyncWorkers:
                 args=() if request is None else (wire.encode(request),),
                 stage_ids=[method.stage],
             )
-        except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
+        except (RuntimeError, TimeoutError) as exc:
             raise _unreachable(method, exc) from exc
         return checked_answers(method, results)
 

@@ -6,7 +6,7 @@ checked whole where they arrive. A worker that cannot answer returns `Unsupporte
 `Failed`, so no caller has to parse an error text.
 """
 
-from enum import Enum
+from enum import StrEnum
 from functools import cache, reduce
 from operator import or_
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ _NOT_OURS = (msgspec.MsgspecError, RecursionError, ValueError)
 _SHOWN_CHARS = 200
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     """How far one encoding is in one worker."""
 
     ENCODING = "encoding"

@@ -100,7 +100,7 @@ def _exact_flac(audio: ReferenceAudio) -> bytes | None:
             soundfile.write(file, numbers, audio.sample_rate_hz, subtype, format="FLAC")
             # Decoded again as a check: this becomes the only copy of a voice.
             file.seek(0)
-            again, rate = soundfile.read(file, dtype=numbers.dtype.name)
+            again, rate = soundfile.read(file, dtype=cast(Any, numbers.dtype.name))
         except (soundfile.SoundFileError, OverflowError, ValueError):
             return None  # a rate that FLAC does not have
         is_exact = rate == audio.sample_rate_hz and np.array_equal(again, numbers)

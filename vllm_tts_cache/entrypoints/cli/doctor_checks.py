@@ -250,8 +250,8 @@ def tenants(settings: Settings) -> Iterator[Finding]:
 def versions() -> Iterator[Finding]:
     """Say which versions are installed, and whether they fit."""
     text = ".".join(map(str, sys.version_info[:3]))
-    is_known = (3, 10) <= sys.version_info < (3, 14)
-    yield fail("python", text, "use Python 3.10 to 3.13", unless=is_known)
+    is_known = (3, 11) <= sys.version_info < (3, 14)
+    yield fail("python", text, "use Python 3.11 to 3.13", unless=is_known)
     is_installed = installed_version("vllm-tts-cache") is not None
     text = __version__ if is_installed else f"{__version__}, not installed"
     hint = "vLLM cannot find the plugin: pip install it into this environment"

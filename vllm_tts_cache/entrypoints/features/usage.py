@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import threading
 from contextlib import suppress
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query
@@ -71,7 +71,7 @@ class Tally:
 
     def today(self) -> date:
         """Return the day in UTC, by the catalogue's clock: those of machines differ."""
-        return datetime.fromtimestamp(self._database.now(), timezone.utc).date()
+        return datetime.fromtimestamp(self._database.now(), UTC).date()
 
     async def write(self) -> None:
         """Write what was counted. Raises: StorageError, and the counts stay."""

@@ -72,7 +72,7 @@ class PlacedFile(StreamingResponse):
             num_bytes += len(message.get("body", b""))
             try:
                 await asyncio.wait_for(send(message), seconds_left(began, num_bytes))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 # Ends as if the client had left: other requests wait for its slot.
                 raise OSError("the client reads too slowly") from None
 

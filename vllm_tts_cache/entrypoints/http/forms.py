@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Form, Header, Request, UploadFile
@@ -177,12 +177,11 @@ def parse_time(given: str | float | None) -> float | None:
     except ValueError:
         pass
     try:
-        # Python 3.10 reads no Z.
-        moment = datetime.fromisoformat(str(given).strip().replace("Z", "+00:00"))
+        moment = datetime.fromisoformat(str(given).strip())
     except ValueError as exc:
         reason = "it is neither ISO 8601, as 2031-01-01T00:00:00Z, nor Unix seconds"
         raise InvalidSpeakerError("expires_at", reason) from exc
-    return moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
 def parse_labels(text: str | None) -> dict[str, str]:

@@ -169,7 +169,7 @@ class BoundedRequest(Request):
             left = seconds_left(self._began, self._num_bytes)
             try:
                 message = await asyncio.wait_for(self._unbounded(), left)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 self.error = TooSlowError()
                 return _END
         if message["type"] == "http.request":

@@ -266,7 +266,7 @@ async def fetch_audio(connector: MediaConnector, url: str) -> bytes:
         return await asyncio.wait_for(fetch, seconds)
     except TTSCacheError:
         raise
-    except asyncio.TimeoutError as exc:
+    except TimeoutError as exc:
         raise NotFetchedError(
             f"it took longer than {seconds:g} s (VLLM_AUDIO_FETCH_TIMEOUT)"
         ) from exc
