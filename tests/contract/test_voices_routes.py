@@ -305,10 +305,12 @@ async def test_a_voice_that_is_not_urgent_fails_with_its_reason(server):
     in_turn = f"{VOICES}/Ann/cache?urgent=false"
     failed = await server.client.post(in_turn)
     assert (failed.status_code, failed.json()["cache_status"]) == (500, "failed")
-    assert "no kernel" in failed.json()["error"]["message"]
+    shown = (await server.client.get(f"{VOICES}/Ann")).json()
+    assert (shown["attempts"], "next_try_at" in shown) == (1, True)
+    assert "no kernel" in failed.json()["error"]["message"] and shown["error"]
     assert (await server.client.post(in_turn)).json()["cache_status"] == "ready"
-    unknown = await server.client.post(f"{VOICES}/Bob/cache?urgent=false")
-    assert unknown.status_code == 404
+    unknown = f"{VOICES}/Bob/cache?urgent=false"
+    assert (await server.client.post(unknown)).status_code == 404
 
 
 async def test_what_no_client_waits_for_any_more_is_not_encoded(server, monkeypatch):

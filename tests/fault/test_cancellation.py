@@ -147,11 +147,11 @@ async def test_asking_for_the_status(rig, moment):
 
     def make():
         rig.ensurer._fingerprints = None
-        return rig.ensurer.status_of_need(need, frozenset())
+        return rig.ensurer.status_of(need, frozenset())
 
     async for _ in at_each_suspension(make, moment, at_least=2):
         await rig.nothing_is_left()
-        assert await make() == ("pending", None)
+        assert (await make()).state == "pending"
 
 
 async def test_reading_an_encoding(rig, moment):

@@ -24,7 +24,7 @@ from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
-from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
+from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel, Status
 from vllm_tts_cache.errors import (
     AudioGoneError,
     EncodeError,
@@ -266,8 +266,9 @@ async def test_a_failure_is_told_to_all_until_the_next_call_tries_again(rig):
         assert "the codec had enough" in str(result)
     restarted = ensurer_of(rig.engine, rig.store)
     for ensurer in (rig.ensurer, restarted):
-        status = await ensurer.status_of_need(need, NOTHING)
-        assert status == ("failed", "the codec had enough")
+        status = await ensurer.status_of(need, NOTHING)
+        assert status[:3] == ("failed", "the codec had enough", 1)
+        assert (status.next_try or 0) > time.time()
     assert await rig.ensurer.ensure(need) is False
     assert rig.store.failures(need.ref.audio_sha256) == {}
 
@@ -276,8 +277,8 @@ async def test_audio_that_is_not_stored_is_told_apart_from_a_failure(rig):
     need = EncodingNeed(ref=ref_of(clip()), encoder_names=NAMES)
     with pytest.raises(AudioGoneError):
         await rig.ensurer.ensure(need)
-    status, reason = await rig.ensurer.status_of_need(need, NOTHING)
-    assert (status, "not stored" in (reason or "")) == ("failed", True)
+    status = await rig.ensurer.status_of(need, NOTHING)
+    assert status == ("failed", "its reference audio is not stored", None, None)
 
 
 async def test_a_timeout_says_how_long_it_was_and_what_to_set(rig_of):
@@ -339,14 +340,14 @@ async def test_the_status_follows_the_encodings_and_calls_no_worker(rig):
     need = rig.need()
     await rig.ensurer.fingerprints()
     rig.engine.calls.clear()
-    assert await rig.ensurer.status_of_need(need, NOTHING) == ("pending", None)
+    assert await rig.ensurer.status_of(need, NOTHING) == Status("pending")
     assert rig.engine.calls == []
     flight = await rig.hold(need)
-    assert await rig.ensurer.status_of_need(need, NOTHING) == ("processing", None)
+    assert await rig.ensurer.status_of(need, NOTHING) == Status("processing")
     rig.encoders[0].gate.set()
     await flight
     stored = rig.store.stored_artifacts([need.ref.audio_sha256])[need.ref.audio_sha256]
-    assert await rig.ensurer.status_of_need(need, stored) == ("ready", None)
+    assert await rig.ensurer.status_of(need, stored) == Status("ready")
 
 
 async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure(rig):

@@ -60,9 +60,8 @@ class Rig:
         return await self.service.encodings.precompute(found, force=force)
 
     async def status(self, name="Ann"):
-        return await self.service.encodings.status(
-            await self.service.lookups.get(ALONE, name)
-        )
+        found = await self.service.lookups.get(ALONE, name)
+        return (await self.service.encodings.status(found))[:2]
 
     async def settled(self):
         """What was started in the background is over."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -61,6 +61,14 @@ class Usage:
 
     num_files: int = 0
     num_bytes: int = 0
+
+
+class FailedEncode(NamedTuple):
+    """Why an encode failed last; ``next_try`` is in Unix seconds of the database."""
+
+    reason: str
+    num_attempts: int
+    next_try: float
 
 
 _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
@@ -239,11 +247,11 @@ def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
     db.execute(failed_encode.insert(), {**key, **row, "reason": reason})
 
 
-def failures(db: Connection, audio_sha256: str) -> dict[str, str]:
-    """Return why encodes of an audio failed last, by the encoder's fingerprint."""
-    columns = failed_encode.c.artifact, failed_encode.c.reason
-    query = select(*columns).where(failed_encode.c.audio_sha256 == audio_sha256)
-    return dict(db.execute(query).tuples().all())
+def failures(db: Connection, audio_sha256: str) -> dict[str, FailedEncode]:
+    """Return the failed encodes of an audio, by the encoder's fingerprint."""
+    where = failed_encode.c.audio_sha256 == audio_sha256
+    rows = db.execute(select(failed_encode).where(where))
+    return {row.artifact: FailedEncode(*row[2:]) for row in rows}
 
 
 def remove_unowned(db: Connection, audio_sha256: str | None) -> None:

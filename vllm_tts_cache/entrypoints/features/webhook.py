@@ -12,7 +12,7 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,7 +153,7 @@ class Webhook:
             stored = await self._threads.run(find, speaker_id, tenant)
             if stored is None or stored.record.generation != number:
                 continue
-            state, reason = await self._speakers.encodings.status(stored)
+            state, reason, *_ = await self._speakers.encodings.status(stored)
             if state in ("ready", "failed"):
                 settle = partial(
                     voice_news.settle, number=number, state=state, reason=reason
@@ -240,7 +240,7 @@ class Webhook:
         return msgspec.json.encode(
             {
                 "type": f"voice.{news.state}",
-                "timestamp": datetime.fromtimestamp(news.since, timezone.utc),
+                "timestamp": datetime.fromtimestamp(news.since, UTC),
                 "data": {name: value for name, value in data.items() if value},
             }
         )

@@ -130,21 +130,26 @@ class Registered(Answer):
     note: str | None = None
 
 
-class CacheStatus(Answer):
+class _Encoded(Answer):
+    """Whether a voice's encodings exist."""
+
+    cache_status: CacheState = Field(examples=["ready"])
+    error: str | None = None
+    attempts: int | None = Field(default=None, description="encodes that failed")
+    next_try_at: int | None = Field(default=None, examples=[1793491200])
+
+
+class CacheStatus(_Encoded):
     """Whether a voice's encodings exist."""
 
     voice: str = Field(description="its name", examples=["keeper"])
-    cache_status: CacheState = Field(examples=["ready"])
-    error: str | None = None
     message: str | None = None
 
 
-class VoiceStatus(Answer):
+class VoiceStatus(_Encoded):
     """A voice and what it can be used for now."""
 
     voice: Voice
-    cache_status: CacheState = Field(examples=["ready"])
-    error: str | None = None
     modes: list[str] = Field(
         description="ways of cloning that need nothing more than the voice",
         examples=[["x_vector", "in_context"]],

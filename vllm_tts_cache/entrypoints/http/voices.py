@@ -320,6 +320,11 @@ async def _shown(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, An
 
 
 async def _status(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, Any]:
-    status, error = await speakers.encodings.status(found)
-    answer = {"voice": found.record.name, "cache_status": status}
-    return answer if error is None else {**answer, "error": error}
+    status = await speakers.encodings.status(found)
+    answer: dict[str, Any] = {"voice": found.record.name, "cache_status": status.state}
+    if status.error is not None:
+        answer["error"] = status.error
+    if status.next_try is not None:
+        answer["attempts"] = status.num_attempts
+        answer["next_try_at"] = round(status.next_try)
+    return answer

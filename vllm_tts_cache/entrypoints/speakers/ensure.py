@@ -16,9 +16,9 @@ from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, KVWarmin
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.pending import Pending, PendingEncodings
 from vllm_tts_cache.entrypoints.speakers.served_model import (
-    CacheState,
     CannotCloneError,
     ServedModel,
+    Status,
 )
 from vllm_tts_cache.errors import (
     AudioGoneError,
@@ -356,42 +356,35 @@ class SpeakerEncodings:
             tenant = Tenant(name=record.tenant)
             self._in_background(self._warm_if_ready(tenant, record.name))
 
-    async def status(self, found: StoredSpeaker) -> tuple[CacheState, str | None]:
-        """Derive the speaker's status and, of what cannot be ``ready``, the reason.
-
-        Raises: WorkerRPCError, StorageError.
-        """
+    async def status(self, found: StoredSpeaker) -> Status:
+        """Derive the speaker's status. Raises: WorkerRPCError, StorageError."""
         try:
             self._model.check_clones()
             if found.record.audio_sha256 is None:
-                return "ready", None
+                return Status("ready")
             need = self._model.need_of(found.record)
-            return await self.status_of_need(need, found.fingerprints)
+            return await self.status_of(need, found.fingerprints)
         except CannotCloneError as exc:
-            return "unsupported", str(exc)
+            return Status("unsupported", str(exc))
         except UnsupportedModelError:
-            return "unsupported", self._model.reason
+            return Status("unsupported", self._model.reason)
 
-    async def status_of_need(
-        self, need: EncodingNeed, stored: frozenset[str]
-    ) -> tuple[CacheState, str | None]:
-        """Derive the status and, of ``failed``, the reason.
-
-        Args:
-            need: Which encodings.
-            stored: Fingerprints of the audio's encodings that are stored.
-        """
+    async def status_of(self, need: EncodingNeed, stored: frozenset[str]) -> Status:
+        """Derive the status; ``stored`` are the fingerprints of stored encodings."""
         keys = await self.keys(need)
         missing = [key for key in keys if key.encoder_fingerprint not in stored]
         if not missing:
-            return "ready", None
+            return Status("ready")
         if self._pending is not None and any(key in self._pending for key in missing):
-            return "processing", None
-        if (reason := await self._failure(missing)) is not None:
-            return "failed", reason
-        if not await self._lookups.run(self._store.has_audio, need.ref.audio_sha256):
-            return "failed", "its reference audio is not stored"
-        return "pending", None
+            return Status("processing")
+        sha = need.ref.audio_sha256
+        failures = await self._lookups.run(self._store.failures, sha)
+        for key in missing:
+            if (failure := failures.get(key.encoder_fingerprint)) is not None:
+                return Status("failed", *failure)
+        if not await self._lookups.run(self._store.has_audio, sha):
+            return Status("failed", "its reference audio is not stored")
+        return Status("pending")
 
     # -------- how
 
@@ -457,10 +450,7 @@ class SpeakerEncodings:
             for future in done:
                 future.result()
             if max_seconds is not None and len(done) < len(futures):
-                what = (
-                    f"others were encoded for {max_seconds:g} s before this reference "
-                    "audio"
-                )
+                what = f"others were encoded for {max_seconds:g} s before this audio"
                 raise ServerBusyError(what)
         except EncodersChangedError:
             self._fingerprints = None
@@ -620,12 +610,6 @@ class SpeakerEncodings:
             return True
         return False
 
-    async def _failure(self, keys: Sequence[EncodingKey]) -> str | None:
-        """Return why an encode of one of an audio's keys failed, if a row says so."""
-        failures = await self._lookups.run(self._store.failures, keys[0].audio_sha256)
-        found = (failures.get(key.encoder_fingerprint) for key in keys)
-        return next(filter(None, found), None)
-
     def _fetch_fingerprints(self) -> None:
         if not self._is_fetching:
             self._is_fetching = True
@@ -659,7 +643,7 @@ class SpeakerEncodings:
 
     async def _warm_if_ready(self, tenant: Tenant, name: str) -> bool:
         found = await self._speakers.find(tenant, name)
-        if found is None or await self.status(found) != ("ready", None):
+        if found is None or (await self.status(found)).state != "ready":
             return False
         return self._kv_warming.add(found.record)
 

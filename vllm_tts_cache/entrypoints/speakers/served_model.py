@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue.records import SpeakerRecord
@@ -21,6 +21,20 @@ from vllm_tts_cache.speaker.wire import DecoderStats, DeleteCall
 
 # Of a voice's encodings, for the model that is served.
 CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
+
+
+class Status(NamedTuple):
+    """Whether a voice's encodings exist and, of what cannot be ``ready``, why not.
+
+    Attributes:
+        num_attempts: How many encodes failed; ``next_try``: when the server tries
+            again, in Unix seconds. None if it is no encode that failed.
+    """
+
+    state: CacheState
+    error: str | None = None
+    num_attempts: int | None = None
+    next_try: float | None = None
 
 
 class Decoders:

@@ -28,7 +28,7 @@ All = Annotated[
 
 DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
-_TIMES = ("created_at", "updated_at", "expires_at")
+_TIMES = ("created_at", "updated_at", "expires_at", "next_try_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
 _STDOUT = Path("-")
 _FORMATS = ("pcm", "mp3", "opus", "aac", "flac")  # by a file's suffix; else WAV
