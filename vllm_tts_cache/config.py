@@ -157,7 +157,7 @@ class Settings:
         encode_timeout_seconds: How long an encode may take, and a request wait without
             any progress of the workers; in all it waits five times as long.
         drain_seconds: How long a server that gets SIGTERM goes on with its requests; it
-            takes no new ones. With ``--api-server-count`` 2 s at most.
+            takes no new ones. With several API processes it is two seconds at most.
         cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for
             CPUs and torch sees no accelerator.
     """
@@ -217,7 +217,7 @@ class Settings:
             raise ValueError(f"inline_share must be in [0, 1), got {self.inline_share}")
 
 
-# A server renews its lease every 2 s, and may be late.
+# A server renews its lease every second, and may be late.
 MIN_GRACE_SECONDS = 12.0
 
 _POSITIVE = (

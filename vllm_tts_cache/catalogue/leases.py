@@ -47,7 +47,7 @@ from vllm_tts_cache.catalogue.schema import (
     speaker,
 )
 
-RENEW_SECONDS = 2.0
+RENEW_SECONDS = 1.0
 LOST_SECONDS = 3600.0
 # After a shorter gap every participant has had time to renew before its lease ended.
 GAP_SECONDS = 6.0
