@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.cli_runs import run
+from tests.speaking import wav
 from tests.speech_server import Server, listening, running
 from vllm_tts_cache import files
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.cli import common, main
 from vllm_tts_cache.entrypoints.cli import doctor as server
 from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
-from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.store.opening import open_store
 
 SLOW = (
@@ -165,15 +166,17 @@ async def test_our_server_is_known_from_others(
         people = await run("doctor", "--quick", url=url)
         monkeypatch.setattr(server, "_SLOW_LOOK_MS", 0.0)
         slow = await run("doctor", "--quick", url=url)
+        await served.register("Ann", wav())
+        monkeypatch.setattr(common, "DEFAULT_URL", url)
+        lost = await run("doctor", "--quick", "--directory", tmp_path / "none")
     told = {check["name"]: check for check in found.json["checks"]}
     assert told["server"]["status"] == "ok"
     assert "0 voices, 1 workers" in told["server"]["text"]
     assert "1 API servers at work" in told["catalogue"]["text"]
-    assert (found.status, people.status) == (0, 0)
-    assert "\x1b" not in people.out
-    assert "ok    server" in people.out
-    assert slow.status == 0
+    assert {found.status, people.status, slow.status, lost.status} == {0}
+    assert "ok    server" in people.out and "\x1b" not in people.out
     assert "warn  server" in slow.out
+    assert f"its voices are not in {tmp_path / 'none'}" in lost.out
 
 
 async def test_a_server_that_was_named_and_does_not_answer_is_a_failure(tmp_path):

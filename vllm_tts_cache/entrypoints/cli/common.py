@@ -55,7 +55,7 @@ Directory = Annotated[
     typer.Option(
         "--directory",
         metavar="DIR",
-        help="the SPEAKER_SAMPLES_DIR of a stopped server, in place of --url",
+        help="the SPEAKER_SAMPLES_DIR of a server, stopped if it is changed; no --url",
     ),
 ]
 TenantName = Annotated[

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -86,11 +87,13 @@ def _findings(
         load_settings()
         settings = settings_of(directory)
     except errors.ConfigError:
-        pass  # `checks.plugins` has reported it
+        directory = None  # `checks.plugins` has reported it
     else:
         yield from checks.storage(settings)
         yield from checks.tenants(settings)
-    yield from server(url, api_key)
+        directory = settings.samples_dir
+    missing = None if directory is None or directory.exists() else directory
+    yield from server(url, api_key, missing)
 
 
 def _print(finding: checks.Finding) -> None:
@@ -103,7 +106,9 @@ def _print(finding: checks.Finding) -> None:
         typer.echo(f"{'':4}  {'':{_NAME_WIDTH}}  -> {printable(finding.hint)}")
 
 
-def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
+def server(
+    url: str | None, api_key: str | None, missing: Path | None
+) -> Iterator[checks.Finding]:
     """Report on the server; it is no fault if none runs at the default URL."""
     try:
         client = common.client_of(url or common.DEFAULT_URL, api_key)
@@ -135,6 +140,9 @@ def server(url: str | None, api_key: str | None) -> Iterator[checks.Finding]:
     text = f"{client.url}: {counts}, {took:.1f} ms for a look-up"
     hint = "the server is busy or far away, or its disk is slow"
     yield checks.warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
+    if speakers and missing and not url:  # it runs on this machine
+        text = f"its voices are not in {missing}, where this doctor has looked"
+        yield checks.warn("server", text, "set the server's SPEAKER_SAMPLES_DIR here")
     names = ", ".join(str(each.get("id")) for each in models)
     others = "clients that send tts-1 or gpt-4o-mini-tts need --served-model-name"
     yield checks.ok("model names", f"{names}; {others}")

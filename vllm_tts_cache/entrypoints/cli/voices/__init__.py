@@ -1,4 +1,4 @@
-"""``vllm-tts-cache voices``: the voices of a server, or of a stopped one."""
+"""``vllm-tts-cache voices``: the voices of a server, or of its directory."""
 
 from vllm_tts_cache.entrypoints.cli.common import STATUSES, examples, new_app
 from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, registered, usage
