@@ -15,7 +15,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import model_validator
-from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.features.speech_encoder import (
@@ -45,7 +44,7 @@ speech_routes.router.routes[:] = [  # the route below takes its place
 ]
 
 
-class SpeechRequest(OpenAICreateSpeechRequest):
+class SpeechRequest(speech_routes.OpenAICreateSpeechRequest):
     """The host's request, with all formats of OpenAI and with sampling at top level."""
 
     response_format: Literal["wav", "pcm", "flac", "mp3", "opus", "aac"] = "wav"  # type: ignore[reportIncompatibleVariableOverride]

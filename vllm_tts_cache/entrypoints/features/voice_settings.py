@@ -3,10 +3,8 @@
 from typing import Any
 
 import numpy as np
-from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
-from vllm_tts_cache.entrypoints.serving import request_speaker
-from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+from vllm_tts_cache.entrypoints.serving import request_speaker, serving
 from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerRequestError
 
 _FIELDS = ("language", "instructions", "seed")
@@ -22,7 +20,7 @@ def act(request: Any, kept: dict[str, Any]) -> None:
     for name in _FIELDS:
         if name in kept and getattr(request, name) in (None, ""):
             setattr(request, name, kept[name])
-    says = type(request) is not OpenAICreateSpeechRequest
+    says = type(request) is not serving.OpenAICreateSpeechRequest
     says = says and "speed" in request.model_fields_set
     if "speed" in kept and not says and request.speed in (None, 1.0):
         request.speed = kept["speed"]
@@ -36,7 +34,7 @@ def act(request: Any, kept: dict[str, Any]) -> None:
 request_speaker.ACTING["settings"] = act
 
 
-class Speech(CachedServingSpeech):
+class Speech(serving.CachedServingSpeech):
     """Speech with the settings of its voice."""
 
     def create_audio(self, audio_obj: Any) -> Any:
@@ -58,7 +56,7 @@ class Speech(CachedServingSpeech):
         adapter, kept = self.cached_adapter, extras.get("settings")
         if not kept or adapter is None or not adapter.tts_cache_clones:
             return
-        asked = OpenAICreateSpeechRequest(input="Hello.", ref_text="Hello.", voice="v")
+        asked = serving.OpenAICreateSpeechRequest(input="A.", ref_text="A.", voice="v")
         act(asked, kept)
         facts = request_speaker.clone_facts(
             asked, stored_ref_text=None, is_inline=False

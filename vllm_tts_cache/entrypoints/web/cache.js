@@ -104,7 +104,7 @@ function worker(stats) {
     ["Evictions", number(stats.evictions ?? 0)],
     ["Dropped, as nobody waited", number(stats.dropped ?? 0)],
     ["Refused, over the bound", number(stats.refused ?? 0)],
-    ["Corrupt files set aside", number(stats.corrupt ?? 0)],
+    ["Corrupt files removed", number(stats.corrupt ?? 0)],
     ["Tier errors", number(stats.tier_errors ?? 0)],
   ];
   const title = `Worker ${stats.rank ?? ""}`;
