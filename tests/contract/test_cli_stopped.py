@@ -1,4 +1,4 @@
-"""``vllm-tts-cache gc`` on the directory of a stopped server."""
+"""``verify`` and ``gc`` on the directory of a stopped server."""
 
 import json
 import sqlite3
@@ -100,3 +100,24 @@ def test_a_directory_that_is_in_use_is_left_alone(directory, capsys):
     store.participants.leave()
     assert main(["gc"]) == 0
     store.close()
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "none"))
+    assert main(["verify"]) == 2
+    assert not (tmp_path / "none").exists()
+    assert "Set SPEAKER_SAMPLES_DIR" in capsys.readouterr().err
+
+
+def test_repair_finishes_a_deletion_and_keeps_every_voice(directory, capsys):
+    with closing(open_store(load_settings())) as store:
+        gone = store_clip(store, clip(2), name="gone").audio_sha256
+        store.registrations.delete("gone")
+    assert main(["verify"]) == 1
+    assert list(directory.rglob(f"{gone}*"))
+    capsys.readouterr()
+    assert main(["verify", "--repair"]) == 0
+    assert "repaired: " in capsys.readouterr().out
+    assert not list(directory.rglob(f"{gone}*"))
+    assert main(["verify"]) == 0
+    assert capsys.readouterr().out == f"{directory}: nothing wrong\n"
