@@ -27,7 +27,7 @@ nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
 	@scripts/setup_nginx.sh
 
 clients: setup  ## Build .venv-clients, of which `make test-all` speaks by each package.
-	@scripts/setup_clients.sh
+	@VENV=$(VENV) scripts/setup_clients.sh
 
 prometheus:  ## Install Debian's Prometheus, which the tests ask what it sees.
 	@scripts/setup_prometheus.sh
@@ -41,8 +41,8 @@ demo: setup  ## Register a voice, precompute it, speak, restart, speak again.
 serve: setup  ## Serve a tiny checkpoint on PORT (8091), on the CPU.
 	@$(RUN) serve --port $(PORT) --family $(MODEL)
 
-lint: setup house  ## Lint, format check, types, import contracts, budgets.
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types style
+lint: setup  ## Lint, format check, types, import contracts, budgets.
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types house style
 
 types:
 	.venv/bin/pyright
@@ -55,6 +55,7 @@ style:
 
 house: setup  ## Print how large the code is; fail over a budget of [tool.house].
 	@$(PYTHON_ENV) scripts/house.py
+	@VLLM_LOGGING_LEVEL=ERROR $(PYTHON_ENV) -m pytest -qs tests/contract/test_hops.py
 
 # Three processes on two cores, as many tests wait: whole files, or a family's servers,
 # each. And one thread in each: two that share a core wait for one another at the end of
@@ -84,7 +85,7 @@ else
 test: setup postgres nginx ffmpeg
 	$(call PYTEST,3) $(HOST_TESTS) -m "not long or other_host"
 
-test-all: setup postgres ffmpeg
+test-all: setup browser postgres nginx ffmpeg clients
 	$(LONG) $(HOST_TESTS) $(HOST_LONG) -m "long or not long"
 endif
 

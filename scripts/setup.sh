@@ -41,6 +41,11 @@ as_pip_has extra-index-url UV_INDEX
 as_pip_has find-links UV_FIND_LINKS
 as_pip_has cert SSL_CERT_FILE
 [ -z "${UV_FIND_LINKS:-}" ] || export UV_FIND_LINKS=${UV_FIND_LINKS// /,}
+# vLLM's CPU build needs a torch that PyPI has not; who has another index knows where.
+if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_FIND_LINKS:-}" ]; then
+  export UV_INDEX=https://download.pytorch.org/whl/cpu
+  export PIP_EXTRA_INDEX_URL=$UV_INDEX
+fi
 export UV_INDEX_STRATEGY=unsafe-best-match  # of all indexes, as pip
 # People see a progress bar, and not 300 lines in a log.
 quiet=$([ -t 2 ] || echo -q)

@@ -226,6 +226,7 @@ async def check(flow, run):
     found = {"calls": len(calls), "modules": len({file for file, _ in calls})}
     most = [f"{num} x {file} {name}" for (file, name), num in ranked(calls)]
     for what, budget in budgets()["hops"][flow].items():
+        sys.stdout.write(f"\n{flow:8} {what:15} {found[what]:8}   budget {budget:8}")
         said = f"{flow} takes {found[what]} {what}, its budget is {budget}"
         assert found[what] <= budget, f"{said}. Most often: {', '.join(most)}"
         lower = f"{said}: lower it in [tool.house.hops] of pyproject.toml"
