@@ -55,21 +55,21 @@ def test_a_checkout_that_is_ready_is_not_refused(checkout):
     assert check(checkout) == (0, "")
 
 
+def changed(checkout, name, text):
+    (checkout / name).write_text(text)
+    commit(checkout)
+    return check(checkout)[1]
+
+
 def test_what_is_not_ready_is_refused_with_the_reason(checkout):
-    (checkout / "new").write_text("x")
+    (checkout / "new").touch()
     assert check(checkout)[0] == 1 and "has changes" in check(checkout)[1]
     commit(checkout)
     git(checkout, "tag", f"v{__version__}")
     assert "is tagged already" in check(checkout)[1]
-    git(checkout, "tag", "-d", f"v{__version__}")
-    (checkout / MEASURED).write_text("")
-    commit(checkout)
-    assert "figures of another revision" in check(checkout)[1]
-    log = checkout / "CHANGELOG.md"
-    log.write_text(f"## [{__version__}] - not released yet\n")
-    commit(checkout)
-    assert f"no line '## [{__version__}]" in check(checkout)[1]
-    init = checkout / "vllm_tts_cache/__init__.py"
-    init.write_text('__version__ = "next"\n')
-    commit(checkout)
-    assert "has the version 'next'" in check(checkout)[1]
+    dirty = f"{(checkout / FIGURES).read_text()} (dirty)"
+    assert "of a tree with changes" in changed(checkout, FIGURES, dirty)
+    assert "figures of another revision" in changed(checkout, MEASURED, "")
+    assert "no line '## [" in changed(checkout, "CHANGELOG.md", f"## [{__version__}]\n")
+    init = "vllm_tts_cache/__init__.py", '__version__ = "next"\n'
+    assert "has the version 'next'" in changed(checkout, *init)
