@@ -21,7 +21,7 @@ _TABLE_WIDTH = 200
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
 leaves out, unless --only or --model names it: every model but the first; many_voices,
-start_stop, inline_flood, bulk_registration, bulk_command, field, kv_prefix,
+start_stop, inline_flood, bulk_registration, bulk_command, field, parity, kv_prefix,
 cold_neighbour. It leaves out: clones in context (but in cold_bystander); references of
 10 s; several streams at once; 8 clips at once; restart and eviction. Its clips are
 shorter, its numbers smaller, its round is one. Its figures show that it works, and

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import IN_CONTEXT, INLINE, NUM_CLIENTS
+from benchmarks.harness import IN_CONTEXT, INLINE
+from benchmarks.scenarios.parity import NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
@@ -27,7 +28,8 @@ RESULTS = (
     "2026-11-29-f18d1b1ef5-qwen3-tts.json",
     "2026-11-29-f18d1b1ef5-others.json",
 )
-QWEN, DECODER, BULK = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-tiny"
+QWEN, DECODER, LONG = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-long"
+BULK = "qwen3-tts-tiny"
 # A difference below this says nothing on these machines.
 NOISE = 1.1
 _TIMES = {"s", "ms", "us"}
@@ -129,17 +131,24 @@ FIGURES = (
                    f"{what}, {clients} at once, {way}", DECODER)
               for what in ("requests a second", "first audio, p50", "first audio, p99")
               for clients in (16, 64) for way in (IN_CONTEXT, INLINE)),
-            *(Line(f"requests a second with a voice in context, of those as x-vector, "
-                   f"{clients} clients", "field", "requests a second in context, of "
-                   f"those as x-vector, {clients} at once", DECODER)
-              for clients in NUM_CLIENTS),
         ),
         "--only field",
         "clients.png",
         "Requests a second and first audio over the number of clients",
         note="By vLLM-Omni's own harness (`vllm bench serve --omni`), with the same "
-        "decoder. No clip is sent twice. The answers of random weights are of any "
-        "length: requests a second of two ways differ by that as well.",
+        "decoder. No clip is sent twice. Each answer has 32 codec frames.",
+    ),
+    Figure(
+        "A voice in context beside the same as x-vector",
+        tuple(
+            Line(f"requests a second, of those as x-vector, {clients} at once",
+                 "parity", "requests a second in context, of those as x-vector, "
+                 f"{clients} at once", LONG)
+            for clients in NUM_CLIENTS
+        ),
+        "--only parity",
+        note="The same harness and decoder, on one server. Each answer has 128 codec "
+        "frames, some ten seconds.",
     ),
     Figure(
         "Streams while new voices arrive",
@@ -313,7 +322,8 @@ def _sources(keys: Sequence[Key]) -> str:
 def _machine(name: str) -> str:
     run = _run(name)
     cpu = re.sub(r"\((R|TM)\)|Processor| +$", "", run["machine"]["cpu"]).strip()
-    return f"{run['began'][:10]}, revision {run['revision'][:7]}, {cpu}"
+    dirty = " (dirty)" if run["dirty"] else ""
+    return f"{run['began'][:10]}, revision {run['revision'][:7]}{dirty}, {cpu}"
 
 
 def _figure(number: int, figure: Figure) -> Iterator[str]:
