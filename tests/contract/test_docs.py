@@ -1,6 +1,7 @@
 """The documentation says what the code says; `make docs` builds it, strictly."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm_tts_cache.entrypoints.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PAGES = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("[bde]*/*.md")]
 
 
 def test_every_setting_is_in_the_reference():
@@ -28,24 +30,33 @@ def test_every_setting_is_in_the_reference():
 
 def test_pages_name_only_settings_that_there_are():
     known = set(VARIABLES)
-    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
+    for page in PAGES:
         named = set(re.findall(r"\bSPEAKER_[A-Z_]+[A-Z]\b", page.read_text()))
         # SPEAKER_URL is the command line's.
         others = {"SPEAKER_CACHE", "SPEAKER_URL"}
         assert named <= known | others, (page, named - known)
 
 
-def test_links_lead_to_files_of_the_repository():
+def anchors(page):
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in titles}
+
+
+def test_links_lead_to_files_and_headings_of_the_repository():
     """Where pages are read as well; the site's own links are checked as it is built."""
-    link = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)")
-    for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
-        for path in link.findall(page.read_text()):
-            assert (page.parent / path).exists(), (page, path)
+    link = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
+    for page in PAGES:
+        for path, anchor in link.findall(page.read_text()):
+            there = page.parent / path if path else page
+            assert there.exists(), (page, path)
+            assert anchor in {"", *(anchors(there) if anchor else ())}, (page, anchor)
 
 
 def shell_lines(page):
-    """The commands of a page's blocks, each on one line, without what is behind #."""
-    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+    """The commands of a page, each on one line, without what is behind #."""
+    text = page.read_text()
+    yield from re.findall(r"`((?:make|python -m|vllm-tts-cache) [^`]+)`", text)
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             yield from re.split(r"[|;&]+ |\$\(|#.*", line)
 
@@ -55,9 +66,11 @@ def test_commands_of_pages_and_their_options_are_those_that_there_are():
     known: dict[tuple[str, ...], Any] = {(): root, **dict(commands_of(root))}
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     seen = 0
-    for page in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+    for page in PAGES:
         for line in shell_lines(page):
-            words = line.split()
+            words = line.removeprefix(".venv/bin/").split()
+            if words[:2] == ["python", "-m"]:
+                assert find_spec(words[2]) is not None, (page, line)
             if words[:1] == ["make"]:
                 assert set(words[1:2]) <= targets, (page, line)
             if words[:1] != ["vllm-tts-cache"]:
