@@ -113,11 +113,11 @@ def test_repair_finishes_a_deletion_and_keeps_every_voice(directory, capsys):
     with closing(open_store(load_settings())) as store:
         gone = store_clip(store, clip(2), name="gone").audio_sha256
         store.registrations.delete("gone")
-    assert main(["verify"]) == 1
-    assert list(directory.rglob(f"{gone}*"))
+    assert main(["verify"]) == 1 and list(directory.rglob(f"{gone}*"))
     capsys.readouterr()
     assert main(["verify", "--repair"]) == 0
     assert "repaired: " in capsys.readouterr().out
     assert not list(directory.rglob(f"{gone}*"))
+    assert list(directory.rglob(f"{ref_of(clip(1)).audio_sha256}/audio*"))
     assert main(["verify"]) == 0
     assert capsys.readouterr().out == f"{directory}: nothing wrong\n"

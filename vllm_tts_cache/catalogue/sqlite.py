@@ -123,10 +123,10 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     if code == sqlite3.SQLITE_FULL:
         return StorageFullError()
     # SQLite reports an I/O error if there is no space for the index of its log.
-    with suppress(OSError):
-        is_full = free_bytes(path.parent) < _SHARED_MEMORY_BYTES
-        if is_full and code == sqlite3.SQLITE_IOERR:
-            return StorageFullError()
+    if code == sqlite3.SQLITE_IOERR:
+        with suppress(OSError):
+            if free_bytes(path.parent) < _SHARED_MEMORY_BYTES:
+                return StorageFullError()
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""

@@ -64,7 +64,7 @@ class Usage:
 
 
 class FailedEncode(NamedTuple):
-    """Why an encode failed last; ``next_try`` is in Unix seconds of the database."""
+    """Why an encode failed last, how many failed that were due, when the next is."""
 
     reason: str
     num_attempts: int

@@ -55,7 +55,7 @@ Directory = Annotated[
     typer.Option(
         "--directory",
         metavar="DIR",
-        help="the SPEAKER_SAMPLES_DIR of a server, stopped if it is changed; no --url",
+        help="a SPEAKER_SAMPLES_DIR, not a server; stop its server to write it",
     ),
 ]
 TenantName = Annotated[

@@ -79,6 +79,7 @@ def _findings(
 ) -> Iterator[checks.Finding]:
     from vllm_tts_cache.entrypoints.cli.voices.library import settings_of
 
+    missing = None
     yield from checks.versions()
     yield from checks.plugins()
     if not quick:
@@ -87,12 +88,12 @@ def _findings(
         load_settings()
         settings = settings_of(directory)
     except errors.ConfigError:
-        directory = None  # `checks.plugins` has reported it
+        pass  # `checks.plugins` has reported it
     else:
         yield from checks.storage(settings)
         yield from checks.tenants(settings)
-        directory = settings.samples_dir
-    missing = None if directory is None or directory.exists() else directory
+        if not (settings.catalogue_url or (settings.samples_dir / "store").exists()):
+            missing = settings.samples_dir
     yield from server(url, api_key, missing)
 
 
@@ -142,7 +143,7 @@ def server(
     yield checks.warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
     if speakers and missing and not url:  # it runs on this machine
         text = f"its voices are not in {missing}, where this doctor has looked"
-        yield checks.warn("server", text, "set the server's SPEAKER_SAMPLES_DIR here")
+        yield checks.warn("server", text, "set SPEAKER_SAMPLES_DIR as the server did")
     names = ", ".join(str(each.get("id")) for each in models)
     others = "clients that send tts-1 or gpt-4o-mini-tts need --served-model-name"
     yield checks.ok("model names", f"{names}; {others}")

@@ -135,7 +135,7 @@ class _Encoded(Answer):
 
     cache_status: CacheState = Field(examples=["ready"])
     error: str | None = None
-    attempts: int | None = Field(default=None, description="encodes that failed")
+    attempts: int | None = Field(default=None, description="failed ones that were due")
     next_try_at: int | None = Field(default=None, examples=[1793491200])
 
 

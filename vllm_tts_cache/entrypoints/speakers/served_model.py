@@ -27,8 +27,7 @@ class Status(NamedTuple):
     """Whether a voice's encodings exist and, of what cannot be ``ready``, why not.
 
     Attributes:
-        num_attempts: How many encodes failed; ``next_try``: when the server tries
-            again, in Unix seconds. None if it is no encode that failed.
+        num_attempts, next_try: As of `FailedEncode`; None if no encode failed.
     """
 
     state: CacheState
