@@ -136,7 +136,8 @@ FIGURES = (
         "clients.png",
         "Requests a second and first audio over the number of clients",
         note="By vLLM-Omni's own harness (`vllm bench serve --omni`), with the same "
-        "decoder. No clip is sent twice. Each answer has 32 codec frames.",
+        "decoder. No clip is sent twice. The answers of random weights are of any "
+        "length: requests a second of two ways differ by that as well.",
     ),
     Figure(
         "A voice in context beside the same as x-vector",
@@ -247,7 +248,9 @@ FIGURES = (
         "--only voice_cost",
         note="Beside the clip itself. Stock keeps no file. Sizes are those of the "
         "released checkpoints, on a card in bfloat16; KV without its transcript, and "
-        "only while the prefix cache has room for it.",
+        "only while the prefix cache has room for it. Higgs Audio v3 keeps KV as well, "
+        "and its talker's released size is not known here; other families keep nothing "
+        "on the card.",
     ),
 )  # fmt: skip
 README = (

@@ -22,7 +22,11 @@ fi
 
 step() { printf '\n== %s\n' "$*"; }
 
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; }
+[ ! -x "$venv/bin/python" ] || fits "$venv/bin/python" || rm -rf "$venv"
 if [ ! -x "$venv/bin/python" ]; then
+  fits "${PYTHON:-python3}" ||
+    { echo "Python 3.11 to 3.13 is needed: make setup PYTHON=python3.12" >&2; exit 2; }
   step "creating $venv"
   "${PYTHON:-python3}" -m venv "$venv"
 fi
