@@ -119,7 +119,7 @@ def spoken_by_socket(server, *texts, **config):
     heard, errors = bytearray(), []
     config = {"voice": "keeper", "response_format": "pcm", "seed": 7, **config}
     url = server.url.replace("http", "ws") + "/v1/audio/speech/stream"
-    with connect(url) as socket:
+    with connect(url, max_size=None) as socket:
         with suppress(ConnectionClosed):  # after an error, which is there to be read
             socket.send(json.dumps({"type": "session.config", **config}))
             for text in texts:
