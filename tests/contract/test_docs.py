@@ -17,7 +17,7 @@ from vllm_tts_cache.entrypoints.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("[bde]*/*.md")]
+PAGES = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
 
 
 def test_every_setting_is_in_the_reference():
@@ -38,8 +38,8 @@ def test_pages_name_only_settings_that_there_are():
 
 
 def anchors(page):
-    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in titles}
+    for title in re.findall(r"^#+ (.*)$", page.read_text(), re.M):
+        yield re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def test_links_lead_to_files_and_headings_of_the_repository():
@@ -49,7 +49,7 @@ def test_links_lead_to_files_and_headings_of_the_repository():
         for path, anchor in link.findall(page.read_text()):
             there = page.parent / path if path else page
             assert there.exists(), (page, path)
-            assert anchor in {"", *(anchors(there) if anchor else ())}, (page, anchor)
+            assert not anchor or anchor in anchors(there), (page, anchor)
 
 
 def shell_lines(page):
