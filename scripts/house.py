@@ -21,13 +21,6 @@ import networkx as nx
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vllm_tts_cache"
-# Modules that can be cut one by one, so they have a budget of their own.
-FEATURES = (
-    f"{PACKAGE}.entrypoints.features",
-    *(f"{PACKAGE}.catalogue.{name}" for name in ("aliases", "of_speakers")),
-    f"{PACKAGE}.catalogue.voice_",
-    *(f"{PACKAGE}.entrypoints.cli.voices.{name}" for name in ("options", "usage")),
-)
 HOST = ("vllm", "vllm_omni")
 
 
@@ -47,9 +40,8 @@ class House:
 
     Attributes:
         lines: Module -> lines, `__init__` modules with their folder's name.
-        generic: Modules that are of no family and no feature, without those of folders.
-        test_lines: Lines of all Python files of tests, but of those of features.
-        feature_test_lines: Lines of those.
+        generic: Modules that are of no family, without those of folders.
+        test_lines: Lines of all Python files of tests.
         circles: Modules that import one another in a circle.
         host_rooms: Generic modules that import the host.
     """
@@ -57,19 +49,15 @@ class House:
     lines: dict[str, int]
     generic: set[str]
     test_lines: int
-    feature_test_lines: int
     circles: list[list[str]]
     host_rooms: list[str]
 
     def counts(self) -> dict[str, int]:
         """Return what has a budget."""
-        features = [n for m, n in self.lines.items() if m.startswith(FEATURES)]
         return {
             "generic_modules": len(self.generic),
-            "package_lines": sum(self.lines.values()) - sum(features),
-            "feature_lines": sum(features),
+            "package_lines": sum(self.lines.values()),
             "test_lines": self.test_lines,
-            "feature_test_lines": self.feature_test_lines,
             "import_circles": len(self.circles),
             "host_importers": len(self.host_rooms),
         }
@@ -87,13 +75,10 @@ def survey() -> House:
     )
     importers = set().union(*map(graph.find_modules_that_directly_import, HOST))
     generic = {module_of(file) for file in files if is_generic(file)}
-    tests = {file: num_lines(file) for file in (ROOT / "tests").rglob("*.py")}
-    of_features = sum(tests[f] for f in tests if ROOT / "tests/features" in f.parents)
     return House(
         lines={module_of(file): num_lines(file) for file in files},
         generic=generic,
-        test_lines=sum(tests.values()) - of_features,
-        feature_test_lines=of_features,
+        test_lines=sum(map(num_lines, (ROOT / "tests").rglob("*.py"))),
         circles=[
             sorted(circle)
             for circle in nx.strongly_connected_components(arrows)
@@ -110,10 +95,9 @@ def module_of(file: Path) -> str:
 
 
 def is_generic(file: Path) -> bool:
-    """Whether a module is of no family or feature, and more than a docstring."""
+    """Whether a module is of no family, and more than a docstring."""
     of_family = ROOT / PACKAGE / "families" in file.parents
-    is_feature = module_of(file).startswith(FEATURES)
-    return file.name != "__init__.py" and not (of_family or is_feature)
+    return file.name != "__init__.py" and not of_family
 
 
 def num_lines(file: Path) -> int:
