@@ -74,14 +74,21 @@ def attach() -> None:
     from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints.features.serving import ServingSpeech
+    from vllm_tts_cache.entrypoints.features import defaults, similarity, usage, webhook
     from vllm_tts_cache.entrypoints.http import page
     from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
+    from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
     from vllm_tts_cache.tenants import TenantKeys
 
-    if api_server.OmniOpenAIServingSpeech is ServingSpeech:
+    if issubclass(api_server.OmniOpenAIServingSpeech, CachedServingSpeech):
         return
+
+    class ServingSpeech(
+        defaults.Speech, usage.Speech, similarity.Speech, webhook.Speech
+    ):
+        """The serving class with what features add; each is cut with its name here."""
+
     settings = load_settings()
     # Read here, so that an error in the file is raised before the model is loaded.
     TenantKeys(settings.tenants_file)
