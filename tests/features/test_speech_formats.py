@@ -11,12 +11,12 @@ import pytest
 
 from tests.audio_clips import voiced
 from tests.speaking import data_url
-from vllm_tts_cache.entrypoints.features.speech_encoder import (
+from vllm_tts_cache.entrypoints.features.speech_formats import (
     FORMATS,
     OPUS_RATES_HZ,
     SpeechEncoder,
+    SpeechRequest,
 )
-from vllm_tts_cache.entrypoints.features.speech_formats import SpeechRequest
 
 EACH = pytest.mark.parametrize("format_name", FORMATS)
 # Two outputs of the tests' engine; a whole answer has the last alone.

@@ -129,18 +129,14 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """Return the routers of all our routes but the page's."""
-    from vllm_tts_cache.entrypoints.features import (
-        open_webui,
-        speech_formats,
-        usage,
-        vapi,
-    )
+    from vllm_tts_cache.entrypoints.features import open_webui, speech_formats, usage
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
     ours = voices, clips, consents, speech_routes
-    features = speech_formats, open_webui, usage, vapi
-    return tuple(each.router for each in ours + features)
+    features = speech_formats, open_webui, usage
+    known = (each.router for each in ours + features)
+    return *known, speech_formats.vapi_router
 
 
 def attach_offline() -> None:

@@ -1,33 +1,148 @@
 """``POST /v1/audio/speech`` in every format, whole and streamed, for OpenAI's clients.
 
 The host streams PCM and WAV only, and knows no AAC. Where a client wants another format
-of a stream, the host makes PCM, and this module encodes it while it is made.
+of a stream, the host makes PCM, and FFmpeg encodes it here while it is made. Vapi's
+custom voices, which send a text and a rate and play PCM, are answered here as well.
 """
 
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal
 
+import av
+import numpy as np
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.features.speech_encoder import (
-    FORMATS,
-    OPUS_RATES_HZ,
-    SpeechEncoder,
-)
+from vllm_tts_cache.config import OUTPUT_RATES_HZ, Settings
 from vllm_tts_cache.entrypoints.http import routing
+from vllm_tts_cache.entrypoints.http.limits import MAX_INPUT_CHARS
+from vllm_tts_cache.entrypoints.http.openapi import VoiceName
 from vllm_tts_cache.entrypoints.serving import speech_routes
+
+OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioFormat:
+    """A format that can be written without going back to its beginning.
+
+    Attributes:
+        container: FFmpeg's name of it.
+        codec: FFmpeg's name of the encoder.
+        media_type: Of an answer in this format.
+        bits_per_second: Of the encoder; None for one without loss.
+        options: Of the container.
+    """
+
+    container: str
+    codec: str
+    media_type: str
+    bits_per_second: int | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+
+FORMATS = {
+    # Without the frame that says how long the file is, which is written at the end.
+    "mp3": AudioFormat(
+        container="mp3",
+        codec="libmp3lame",
+        media_type="audio/mpeg",
+        bits_per_second=128_000,
+        options={"write_xing": "0", "id3v2_version": "0"},
+    ),
+    # A page of 20 ms; by default the first one comes after a second of speech. And with
+    # a number of the stream that is not random: the same speech is the same file.
+    "opus": AudioFormat(
+        container="ogg",
+        codec="libopus",
+        media_type="audio/ogg",
+        bits_per_second=64_000,
+        options={"page_duration": "20000", "fflags": "+bitexact"},
+    ),
+    "aac": AudioFormat(
+        container="adts", codec="aac", media_type="audio/aac", bits_per_second=96_000
+    ),
+    "flac": AudioFormat(container="flac", codec="flac", media_type="audio/flac"),
+}
+
+
+class _Written(list[bytes]):
+    """A file that can only be written to, and gives what was written since."""
+
+    def write(self, data: bytes) -> int:
+        self.append(bytes(data))
+        return len(data)
+
+    def taken(self) -> bytes:
+        data = b"".join(self)
+        self.clear()
+        return data
+
+
+class SpeechEncoder:
+    """Takes PCM of one speech piece by piece, and gives bytes as they are complete.
+
+    Args:
+        format_name: One of `FORMATS`.
+        sample_rate_hz: Of the PCM, which has one channel of 16-bit integers; for Opus
+            one of `OPUS_RATES_HZ`.
+    """
+
+    def __init__(self, format_name: str, sample_rate_hz: int):
+        wanted = FORMATS[format_name]
+        self._rate_hz = sample_rate_hz
+        self._lock = threading.Lock()
+        self._written = _Written()
+        self._container = av.open(
+            self._written, "w", format=wanted.container, options=wanted.options
+        )
+        self._stream: Any = self._container.add_stream(
+            wanted.codec, rate=sample_rate_hz, layout="mono"
+        )
+        if wanted.bits_per_second is not None:
+            self._stream.bit_rate = wanted.bits_per_second
+        self._num_samples = 0
+        self._odd_byte = b""
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Return what is complete with these bytes; it may be nothing yet."""
+        with self._lock:
+            pcm = self._odd_byte + pcm
+            num_even = len(pcm) - len(pcm) % 2
+            self._odd_byte = pcm[num_even:]
+            samples = np.frombuffer(pcm[:num_even], dtype="<i2")[None]
+            if samples.size:
+                frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+                frame.sample_rate = self._rate_hz
+                frame.pts = self._num_samples
+                self._num_samples += samples.size
+                self._container.mux(self._stream.encode(frame))
+            return self._written.taken()
+
+    def end(self) -> bytes:
+        """Return the rest."""
+        with self._lock:
+            if self._num_samples:  # else FFmpeg has begun nothing that it could end
+                self._container.mux(self._stream.encode(None))
+            self._container.close()
+            return self._written.taken()
+
+    def close(self) -> None:
+        """Give back FFmpeg's memory, which Python frees late: up to 7 MiB for FLAC."""
+        with self._lock:
+            self._container.close()
+
 
 RATE_HEADER = "X-Audio-Sample-Rate"
 _Encoding = AbstractAsyncContextManager[SpeechEncoder]
-
 _DELTA, _DONE = "speech.audio.delta", "speech.audio.done"
 _OF_THE_BODY = ("content-length", "content-type")
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -37,6 +152,7 @@ _NOT_TAKEN = {"frequency_penalty": 0, "min_p": 0, "presence_penalty": 0}
 _NOT_TAKEN["repetition_penalty"] = 1
 
 router = APIRouter(route_class=routing.GuardedRoute)
+vapi_router = APIRouter(route_class=routing.GuardedRoute)
 speech_routes.router.routes[:] = [  # the route below takes its place
     route
     for route in speech_routes.router.routes
@@ -194,3 +310,40 @@ def _delta(told: dict[str, Any], audio: bytes) -> str:
 def _event(told: dict[str, Any]) -> str:
     data = json.dumps(told, separators=(",", ":"))
     return f"event: {told['type']}\ndata: {data}\n\n"
+
+
+class _Wanted(BaseModel):
+    type: Literal["voice-request"]
+    text: str = Field(min_length=1, max_length=MAX_INPUT_CHARS)
+    sampleRate: Literal[OUTPUT_RATES_HZ]  # type: ignore[reportInvalidTypeForm]
+
+
+class VapiRequest(BaseModel):
+    """What Vapi posts, with much about the call that is left alone."""
+
+    message: _Wanted
+
+
+_EXAMPLE = {"type": "voice-request", "text": "Hello there.", "sampleRate": 24000}
+_SPEECH: dict[str, Any] = {
+    **speech_routes.SPEECH,
+    "openapi_extra": speech_routes.example({"message": _EXAMPLE}),
+}
+
+
+@vapi_router.post("/v1/vapi/{name}", **_SPEECH)
+async def speak_for_vapi(
+    name: VoiceName, asked: VapiRequest, raw_request: Request
+) -> Any:
+    """Speak by a voice in 16-bit PCM of one channel, streamed, at the given rate."""
+    if raw_request.app.state.openai_serving_speech.cached_adapter is None:
+        reason = "sampleRate: this model has a rate of its own, and Vapi wants another"
+        raise HTTPException(HTTPStatus.BAD_REQUEST, reason)
+    said = SpeechRequest(
+        input=asked.message.text,
+        voice=name,
+        response_format="pcm",
+        sample_rate=asked.message.sampleRate,
+        stream_format="audio",
+    )
+    return await create_speech(said, raw_request)
