@@ -10,7 +10,6 @@ from tests.speaking import wav
 from tests.two_tenants import ADMIN_KEY, two_tenants
 from vllm_tts_cache.entrypoints.attach import routers
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, example_of
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 CACHE = "/v1/audio/speaker_cache"
@@ -88,14 +87,14 @@ def undocumented(told: Any) -> set[str]:
 
 ANSWERED = (
     *(models.Registered, models.VoiceStatus, models.VoiceList, models.CacheStatus),
-    *(models.Quality, models.Imported, models.VoiceDeleted, SpeakerCache),
+    *(models.Quality, models.Imported, models.VoiceDeleted, models.SpeakerCache),
     *(models.Consent, models.ConsentList, models.ConsentDeleted),
 )
 
 
 @pytest.mark.parametrize("model", ANSWERED, ids=lambda model: model.__name__)
 def test_an_example_is_what_the_model_says(model):
-    assert undocumented(model.model_validate(example_of(model))) == set()
+    assert undocumented(model.model_validate(models.example_of(model))) == set()
 
 
 async def test_answers_are_what_the_models_say(server):
@@ -125,7 +124,7 @@ async def test_answers_are_what_the_models_say(server):
         f"{VOICES}/import", files={"bundle": ("a", bundle)}, data={"name": "Bea"}
     )
     told(models.Imported, moved)
-    shown = SpeakerCache.model_validate((await client.get(CACHE)).json())
+    shown = models.SpeakerCache.model_validate((await client.get(CACHE)).json())
     # A worker tells more than is written down: by the model, and for its developers.
     assert shown.workers and shown.model_extra == {}
     for name in ("Ann", "Bea"):
@@ -136,7 +135,9 @@ async def test_answers_are_what_the_models_say(server):
 async def test_so_are_the_counts_of_tenants(default_checkpoint, tmp_path, monkeypatch):
     async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
         async with host.client(ADMIN_KEY) as admin:
-            all_of_them = SpeakerCache.model_validate((await admin.get(CACHE)).json())
-        ours = SpeakerCache.model_validate((await host.us.client.get(CACHE)).json())
+            shown = (await admin.get(CACHE)).json()
+            all_of_them = models.SpeakerCache.model_validate(shown)
+        shown = (await host.us.client.get(CACHE)).json()
+        ours = models.SpeakerCache.model_validate(shown)
         assert all_of_them.tenants and all_of_them.model_extra == {}
         assert undocumented(ours) == set() and ours.limits is not None

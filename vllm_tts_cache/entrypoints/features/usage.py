@@ -21,7 +21,7 @@ from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
 from vllm_tts_cache.entrypoints.http import models, routing
 from vllm_tts_cache.entrypoints.http.callers import AnyCaller
-from vllm_tts_cache.entrypoints.http.openapi import answers
+from vllm_tts_cache.entrypoints.http.models import answers
 from vllm_tts_cache.entrypoints.http.voices import Handler
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech

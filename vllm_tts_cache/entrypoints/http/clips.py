@@ -16,11 +16,11 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.records import check_text
-from vllm_tts_cache.entrypoints.http import forms, models, openapi
+from vllm_tts_cache.entrypoints.http import forms, models
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import FILE_HEADERS
 from vllm_tts_cache.entrypoints.http.routing import GuardedRoute, seconds_left
-from vllm_tts_cache.entrypoints.http.voices import Handler, shown
+from vllm_tts_cache.entrypoints.http.voices import Handler, VoiceName, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundles import Imported
@@ -171,7 +171,7 @@ async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
 
 
 @router.post(
-    "/v1/audio/voices/check", responses=openapi.answers(models.Quality, 413, 500)
+    "/v1/audio/voices/check", responses=models.answers(models.Quality, 413, 500)
 )
 async def check_clip(
     handler: Handler,
@@ -196,20 +196,21 @@ async def check_clip(
     "/v1/audio/voices/{name}/audio",
     responses={
         200: {"description": "the headers of the file"},
-        **openapi.refusals(404),
+        **models.refusals(404),
     },
     response_class=Response,
-    description=openapi.HEAD,
+    description="The headers that a GET answers with: how long the file is, and its "
+    "`ETag`.",
 )
 @router.get(
     "/v1/audio/voices/{name}/audio",
-    responses=openapi.part_answers(("audio/flac", "audio/wav"), 404),
+    responses=models.part_answers(("audio/flac", "audio/wav"), 404),
     response_class=Response,
 )
 async def get_audio(
     handler: Handler,
     tenant: CallingTenant,
-    name: openapi.VoiceName,
+    name: VoiceName,
     part: RequestedPart,
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
@@ -229,11 +230,11 @@ async def get_audio(
 
 @router.get(
     "/v1/audio/voices/{name}/bundle",
-    responses=openapi.file_answers((BUNDLE_TYPE,), 404),
+    responses=models.file_answers((BUNDLE_TYPE,), 404),
     response_class=Response,
 )
 async def export_voice(
-    handler: Handler, tenant: CallingTenant, name: openapi.VoiceName
+    handler: Handler, tenant: CallingTenant, name: VoiceName
 ) -> Response:
     """Give one file that holds the voice, its consent recording and its encodings."""
     speakers = handler.speakers
@@ -252,7 +253,7 @@ async def export_voice(
 
 
 @router.post(
-    "/v1/audio/voices/import", responses=openapi.answers(models.Imported, 409, 413, 507)
+    "/v1/audio/voices/import", responses=models.answers(models.Imported, 409, 413, 507)
 )
 async def import_voice(
     handler: Handler,

@@ -2,18 +2,18 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Form, Query, UploadFile
+from fastapi import APIRouter, File, Form, Path, Query, UploadFile
 from pydantic import BaseModel, Field
 
 from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
-from vllm_tts_cache.entrypoints.http.models import CONSENT_ID
-from vllm_tts_cache.entrypoints.http.openapi import ConsentId, answers
+from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, answers
 from vllm_tts_cache.entrypoints.http.voices import Handler
 
 router = APIRouter(route_class=routing.GuardedRoute)
 
 MAX_PAGE = 100
+ConsentId = Annotated[str, Path(description="its id", examples=[CONSENT_ID])]
 
 
 class ConsentChanges(BaseModel):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Path, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
@@ -15,7 +15,7 @@ from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.callers import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.http.forms import VoiceChanges
-from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, answers
+from vllm_tts_cache.entrypoints.http.models import VOICE_ID, answers
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
@@ -35,6 +35,9 @@ async def _handler(request: Request) -> CachedServingSpeech:
 
 
 Handler = Annotated[CachedServingSpeech, Depends(_handler)]
+VoiceName = Annotated[
+    str, Path(description="its name, an alias or its id", examples=["keeper", VOICE_ID])
+]
 Search = Annotated[
     str | None,
     Query(
@@ -300,7 +303,7 @@ async def cache_status(handler: Handler, tenant: CallingTenant, name: VoiceName)
     return await _status(handler.speakers, found)
 
 
-@router.get("/v1/audio/speaker_cache", responses=answers(SpeakerCache))
+@router.get("/v1/audio/speaker_cache", responses=answers(models.SpeakerCache))
 async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
     """Show what is registered and stored and, per worker, counters and sizes.
 
