@@ -7,7 +7,6 @@ from fastapi.testclient import TestClient
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints.http import routing
-from vllm_tts_cache.entrypoints.http.callers import OtherSiteError
 from vllm_tts_cache.entrypoints.http.clips import RangeNotSatisfiableError
 from vllm_tts_cache.entrypoints.serving.fetching import NotFetchedError
 from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
@@ -46,7 +45,7 @@ ERRORS = [
     (errors.DownloadsOffError(), 403, "BadRequestError"),
     (errors.UnauthorizedError(), 401, "AuthenticationError"),
     (errors.AdminKeyError(), 403, "BadRequestError"),
-    (OtherSiteError(), 403, "BadRequestError"),
+    (routing.OtherSiteError(), 403, "BadRequestError"),
     (errors.NoTenantError(), 500, "InternalServerError"),
     (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
     (RangeNotSatisfiableError("bytes=9-", 9), 416, "BadRequestError"),

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.entrypoints.http import models, routing, voices
-from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import answers
+from vllm_tts_cache.entrypoints.http.routing import CallingTenant
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.tenants import ALONE, Tenant

@@ -19,9 +19,9 @@ from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
-from vllm_tts_cache.entrypoints.http import models, routing
-from vllm_tts_cache.entrypoints.http.callers import AnyCaller
+from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.entrypoints.http.models import answers
+from vllm_tts_cache.entrypoints.http.routing import AnyCaller, GuardedRoute
 from vllm_tts_cache.entrypoints.http.voices import Handler
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
@@ -38,7 +38,7 @@ MAX_COUNTED = 10_000
 _AT_ONCE = 500
 
 throttled = ThrottledLog()
-router = APIRouter(route_class=routing.GuardedRoute)
+router = APIRouter(route_class=GuardedRoute)
 
 
 class Tally:

@@ -17,9 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.records import check_text
 from vllm_tts_cache.entrypoints.http import forms, models
-from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import FILE_HEADERS
-from vllm_tts_cache.entrypoints.http.routing import GuardedRoute, seconds_left
+from vllm_tts_cache.entrypoints.http.routing import (
+    CallingTenant,
+    GuardedRoute,
+    seconds_left,
+)
 from vllm_tts_cache.entrypoints.http.voices import Handler, VoiceName, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format

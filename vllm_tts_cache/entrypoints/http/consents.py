@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Path, Query, UploadFile
 from pydantic import BaseModel, Field
 
-from vllm_tts_cache.entrypoints.http import forms, models, routing
-from vllm_tts_cache.entrypoints.http.callers import CallingTenant
+from vllm_tts_cache.entrypoints.http import forms, models
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, answers
+from vllm_tts_cache.entrypoints.http.routing import CallingTenant, GuardedRoute
 from vllm_tts_cache.entrypoints.http.voices import Handler
 
-router = APIRouter(route_class=routing.GuardedRoute)
+router = APIRouter(route_class=GuardedRoute)
 
 MAX_PAGE = 100
 ConsentId = Annotated[str, Path(description="its id", examples=[CONSENT_ID])]

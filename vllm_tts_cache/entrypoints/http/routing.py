@@ -1,4 +1,10 @@
-"""What our routes share: keys, bounded bodies, and errors in the host's JSON shape."""
+"""What our routes share: callers, bounded bodies, and errors in the host's JSON shape.
+
+A client that reaches a server without a key may use it, and so might any page that its
+browser shows: browsers send a form without asking the server first, and by the default
+of 0.30 (`--allowed-origins '["*"]'`) pages may read the answers as well. So a page of
+another site is refused.
+"""
 
 import asyncio
 import time
@@ -6,10 +12,10 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
 from tempfile import gettempdir
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends, Request, Response, params
 from fastapi import HTTPException as FastAPIHTTPException
-from fastapi import Request, Response, params
 from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -17,19 +23,21 @@ from fastapi.routing import APIRoute
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http import limits
-from vllm_tts_cache.entrypoints.http.callers import caller_of
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics, reason_of
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
     invalid_request,
+    wants_key,
 )
 from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.tenants import ALONE, Caller, Tenant, TenantKeys
 
 Message = MutableMapping[str, Any]
 
@@ -42,6 +50,8 @@ _ERROR_TYPES = {
     HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
 }
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 throttled = ThrottledLog()
 
@@ -73,6 +83,76 @@ _SMALL_BYTES = 64 * 1024
 # in all: by the first limit alone it could be slow for hours.
 PATIENCE_SECONDS = 60.0
 MIN_BYTES_PER_SECOND = 64 * 1024
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Return the caller who sends a request or opens a WebSocket.
+
+    Raises: UnauthorizedError, OtherSiteError.
+    """
+    handler = getattr(connection.app.state, "openai_serving_speech", None)
+    keys = getattr(getattr(handler, "speakers", None), "tenants", None)
+    if isinstance(keys, TenantKeys) and keys.is_on:
+        return keys.caller(connection.headers.get("authorization"))
+    refuse_other_sites(connection)
+    return Caller(tenant=ALONE)
+
+
+def tenant_of(caller: Caller) -> Tenant:
+    """Return the tenant whose voices a caller may see. Raises: AdminKeyError."""
+    if caller.tenant is None:
+        raise errors.AdminKeyError
+    return caller.tenant
+
+
+async def _caller(request: Request) -> Caller:
+    return request.state.caller
+
+
+async def calling_tenant(request: Request) -> Tenant:
+    """Return the tenant whose voices the caller may see. Raises: AdminKeyError."""
+    return tenant_of(request.state.caller)
+
+
+AnyCaller = Annotated[Caller, Depends(_caller)]
+CallingTenant = Annotated[Tenant, Depends(calling_tenant)]
+
+
+class OtherSiteError(errors.SpeakerRequestError, status=403):
+    """A page of another site sends a changing request and is not allowed to (403)."""
+
+    text = (
+        "A page of another site sent this request, and this server wants no key. "
+        "Start it with the page's origin among --allowed-origins, or with a key "
+        "(--api-key), which such a page does not know."
+    )
+
+
+def refuse_other_sites(connection: HTTPConnection) -> None:
+    """Refuse a changing request of another site's page, unless the host wants a key.
+
+    Reading is left to the host's setting, which browsers enforce.
+
+    Raises: OtherSiteError.
+    """
+    # Browsers set both headers, and no page can change them; others send neither.
+    site = connection.headers.get("sec-fetch-site")
+    origin = connection.headers.get("origin")
+    is_other = site == "cross-site"
+    if site in (None, "same-site") and origin is not None:
+        # Browsers do not send the header over plain HTTP, and some do not when they
+        # open a WebSocket; all of them send the origin. Another host of the same site
+        # (wiki.example.com) may be anybody's.
+        is_other = origin.partition("://")[2] != connection.headers.get("host")
+    if not is_other or connection.scope.get("method") in _READING:
+        return
+    if wants_key(connection.app):  # the host has checked the key before
+        return
+    args = getattr(connection.app.state, "args", None)
+    # `*` lets all pages read; it does not let them register, speak and delete.
+    allowed = {*(getattr(args, "allowed_origins", None) or ())} - {"*"}
+    if origin not in allowed:
+        raise OtherSiteError
 
 
 def seconds_left(began: float, num_bytes: int) -> float:

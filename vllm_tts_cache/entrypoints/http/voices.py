@@ -13,9 +13,9 @@ from vllm_tts_cache.catalogue.names import PLACEHOLDER, fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http import forms, models, routing
-from vllm_tts_cache.entrypoints.http.callers import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.http.forms import VoiceChanges
 from vllm_tts_cache.entrypoints.http.models import VOICE_ID, answers
+from vllm_tts_cache.entrypoints.http.routing import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.registering import Upload

@@ -20,8 +20,8 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 )
 
 from vllm_tts_cache.entrypoints.http import routing
-from vllm_tts_cache.entrypoints.http.callers import calling_tenant, tenant_of
 from vllm_tts_cache.entrypoints.http.models import file_answers, refusals
+from vllm_tts_cache.entrypoints.http.routing import calling_tenant, tenant_of
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.tenants import speaking_for

@@ -13,8 +13,7 @@ from vllm_omni.entrypoints.openai.serving_speech_stream import (
 )
 
 from vllm_tts_cache.entrypoints.http import limits
-from vllm_tts_cache.entrypoints.http.callers import caller_of, tenant_of
-from vllm_tts_cache.entrypoints.http.routing import json_response
+from vllm_tts_cache.entrypoints.http.routing import caller_of, json_response, tenant_of
 from vllm_tts_cache.entrypoints.serving.host_http import invalid_request
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     SPEAKING,
