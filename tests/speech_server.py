@@ -26,7 +26,7 @@ from tests.in_process_workers import (
 )
 from tests.waiting import settled
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.metrics import refresh
+from vllm_tts_cache.entrypoints import metrics
 from vllm_tts_cache.entrypoints.serving.host_surface import BoundedHeads
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
@@ -152,7 +152,7 @@ class Server:
     def __init__(self, checkpoint, directory, monkeypatch, encoders=None, **config):
         monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(directory))
         # Tests count calls of workers, and are not to meet those of the metrics.
-        monkeypatch.setattr(refresh, "PERIOD_SECONDS", 3600.0)
+        monkeypatch.setattr(metrics, "PERIOD_SECONDS", 3600.0)
         self.directory = directory
         family = config.get("family") or default_case().family
         self.encoders = encoders or [SpectrumEncoder(n) for n in family.encoders]

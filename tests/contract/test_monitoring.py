@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.speaking import data_url, wav
-from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
+from vllm_tts_cache.entrypoints.metrics import PREFIX, Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "monitoring.md"

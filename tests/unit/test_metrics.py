@@ -22,9 +22,8 @@ from tests.in_process_workers import (
     worker_with,
 )
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.metrics import refresh
-from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
-from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
+from vllm_tts_cache.entrypoints import metrics
+from vllm_tts_cache.entrypoints.metrics import PREFIX, Metrics, MetricsRefresh
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import EncodeError, SpeakerNotFoundError, StorageFullError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
@@ -213,8 +212,8 @@ async def test_of_several_ranks_the_first_counts_and_all_remember(rig):
 
 
 async def test_the_background_goes_on_after_an_error(rig, monkeypatch):
-    monkeypatch.setattr(refresh, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(refresh, "PAUSE_OF_ANSWERS", 0)
+    monkeypatch.setattr(metrics, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "PAUSE_OF_ANSWERS", 0)
     workers, rig.engine.workers = rig.engine.workers, ()
     rig.refresher.start()
     while not rig.engine.calls:
@@ -230,7 +229,7 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 from tests.unit.test_metrics import Rig
 from vllm_tts_cache.config import metrics_directory
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.metrics import process_metrics
 
 async def main():
     samples, ready, go = map(Path, sys.argv[1:4])

@@ -28,7 +28,7 @@ from starlette.requests import HTTPConnection
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http import limits
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics, reason_of
+from vllm_tts_cache.entrypoints.metrics import process_metrics, reason_of
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
     invalid_request,

@@ -13,7 +13,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import records
-from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
+from vllm_tts_cache.entrypoints.metrics import CountedRequest, process_metrics
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES

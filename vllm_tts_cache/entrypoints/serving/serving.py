@@ -19,7 +19,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import OUTPUT_RATES_HZ, load_settings
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.metrics import process_metrics
 from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers, request_speaker
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection

@@ -15,7 +15,7 @@ from vllm_tts_cache.audio.decode import (
     is_data_url,
 )
 from vllm_tts_cache.audio.reference import Segment
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.metrics import process_metrics
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.pending import too_many_inline

@@ -8,8 +8,7 @@ from cachetools import LRUCache
 
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import Settings, metrics_directory
-from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
-from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.metrics import MetricsRefresh, process_metrics
 from vllm_tts_cache.entrypoints.speakers.deletions import Deletions
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import (

@@ -1,1 +1,0 @@
-"""What an API process shows to Prometheus, at the host's own ``/metrics``."""
