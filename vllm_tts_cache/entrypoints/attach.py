@@ -130,10 +130,10 @@ def attach() -> None:
 def routers() -> tuple[APIRouter, ...]:
     """Return the routers of all our routes but the page's."""
     from vllm_tts_cache.entrypoints.features import open_webui, speech_formats, usage
-    from vllm_tts_cache.entrypoints.http import clips, consents, voices
+    from vllm_tts_cache.entrypoints.http import clips, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    ours = voices, clips, consents, speech_routes
+    ours = voices, clips, speech_routes
     features = speech_formats, open_webui, usage
     known = (each.router for each in ours + features)
     return *known, speech_formats.vapi_router

@@ -23,8 +23,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from vllm_tts_cache.config import OUTPUT_RATES_HZ, Settings
 from vllm_tts_cache.entrypoints.http import routing
+from vllm_tts_cache.entrypoints.http.forms import VoiceName
 from vllm_tts_cache.entrypoints.http.limits import MAX_INPUT_CHARS
-from vllm_tts_cache.entrypoints.http.voices import VoiceName
 from vllm_tts_cache.entrypoints.serving import speech_routes
 
 OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)

@@ -1,6 +1,7 @@
-"""Routes that check a clip, send a voice's audio back, and export and import voices.
+"""Routes of recordings: check a clip, send one, export and import voices, consents.
 
-Files are sent in pieces, each of which the client has to take in time.
+Files are sent in pieces, each of which the client has to take in time. Consent
+recordings have the routes that OpenAI's client calls.
 """
 
 import asyncio
@@ -11,25 +12,27 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, File, Form, Header, Request, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, UploadFile
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.records import check_text
 from vllm_tts_cache.entrypoints.http import forms, models
-from vllm_tts_cache.entrypoints.http.models import FILE_HEADERS
+from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, FILE_HEADERS, answers
 from vllm_tts_cache.entrypoints.http.routing import (
     CallingTenant,
     GuardedRoute,
     seconds_left,
 )
-from vllm_tts_cache.entrypoints.http.voices import Handler, VoiceName, shown
+from vllm_tts_cache.entrypoints.http.voices import Handler, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundles import Imported
 
 router = APIRouter(route_class=GuardedRoute)
 
+MAX_PAGE = 100
 BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
 # A slow client gets the next piece of this size once it has taken the last.
 _PIECE_BYTES = 256 * 1024
@@ -173,9 +176,7 @@ async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
         yield data[at : at + _PIECE_BYTES]
 
 
-@router.post(
-    "/v1/audio/voices/check", responses=models.answers(models.Quality, 413, 500)
-)
+@router.post("/v1/audio/voices/check", responses=answers(models.Quality, 413, 500))
 async def check_clip(
     handler: Handler,
     tenant: CallingTenant,
@@ -213,7 +214,7 @@ async def check_clip(
 async def get_audio(
     handler: Handler,
     tenant: CallingTenant,
-    name: VoiceName,
+    name: forms.VoiceName,
     part: RequestedPart,
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
@@ -237,7 +238,7 @@ async def get_audio(
     response_class=Response,
 )
 async def export_voice(
-    handler: Handler, tenant: CallingTenant, name: VoiceName
+    handler: Handler, tenant: CallingTenant, name: forms.VoiceName
 ) -> Response:
     """Give one file that holds the voice, its consent recording and its encodings."""
     speakers = handler.speakers
@@ -256,7 +257,7 @@ async def export_voice(
 
 
 @router.post(
-    "/v1/audio/voices/import", responses=models.answers(models.Imported, 409, 413, 507)
+    "/v1/audio/voices/import", responses=answers(models.Imported, 409, 413, 507)
 )
 async def import_voice(
     handler: Handler,
@@ -303,3 +304,91 @@ async def import_voice(
         "encodings_left": done.num_left,
     }
     return {"imported": [imported]}
+
+
+class ConsentChanges(BaseModel):
+    """What may be changed of a recording."""
+
+    name: str = Field(examples=["Ann's consent"])
+
+
+@router.post(
+    "/v1/audio/voice_consents", responses=answers(models.Consent, 409, 413, 507)
+)
+async def create_consent(
+    handler: Handler,
+    tenant: CallingTenant,
+    name: Annotated[
+        str, Form(description="a label for people", examples=["Ann's consent"])
+    ],
+    language: Annotated[str, Form(description="BCP 47 tag", examples=["en-US"])],
+    recording: Annotated[UploadFile, File(description="the clip")],
+) -> Any:
+    """Keep a recording in which a person consents to being cloned."""
+    data = await forms.read_clip(recording)
+    uploads = handler.speakers.uploads
+    kept = await uploads.keep_consent(tenant, name, language, data)
+    return models.consent(kept)
+
+
+@router.get("/v1/audio/voice_consents", responses=answers(models.ConsentList))
+async def list_consents(
+    handler: Handler,
+    tenant: CallingTenant,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[20])] = 20,
+    after: Annotated[
+        str, Query(description="`last_id` of the last page", examples=[CONSENT_ID])
+    ] = "",
+) -> Any:
+    """List recordings, newest first."""
+    speakers = handler.speakers
+    on_page = speakers.store.consents.on_page
+    found = await speakers.lookups.reads.run(on_page, limit + 1, after, tenant.name)
+    data = [models.consent(record) for record in found[:limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit,
+    }
+
+
+@router.get(
+    "/v1/audio/voice_consents/{consent_id}", responses=answers(models.Consent, 404)
+)
+async def get_consent(
+    handler: Handler, tenant: CallingTenant, consent_id: forms.ConsentId
+) -> Any:
+    """Show one recording."""
+    run, get = handler.speakers.lookups.reads.run, handler.speakers.store.consents.get
+    found = await run(get, consent_id, tenant.name)
+    return models.consent(found)
+
+
+@router.post(
+    "/v1/audio/voice_consents/{consent_id}", responses=answers(models.Consent, 404, 413)
+)
+async def change_consent(
+    handler: Handler,
+    tenant: CallingTenant,
+    consent_id: forms.ConsentId,
+    changes: ConsentChanges,
+) -> Any:
+    """Change a recording's label."""
+    speakers = handler.speakers
+    rename, run = speakers.store.consents.rename, speakers.uploads.changes.run
+    changed = await run(rename, consent_id, changes.name, tenant.name)
+    return models.consent(changed)
+
+
+@router.delete(
+    "/v1/audio/voice_consents/{consent_id}",
+    responses=answers(models.ConsentDeleted, 404, 409),
+)
+async def delete_consent(
+    handler: Handler, tenant: CallingTenant, consent_id: forms.ConsentId
+) -> Any:
+    """Delete a recording that no voice stands on; else 409 says which do."""
+    await handler.speakers.deletions.delete_consent(consent_id, tenant.name)
+    return {"id": consent_id, "object": "audio.voice_consent", "deleted": True}

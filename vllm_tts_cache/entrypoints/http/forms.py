@@ -1,4 +1,4 @@
-"""Parses what clients send to the voices routes: forms, and the body of a PATCH."""
+"""Parses what clients send to the voices routes: paths, forms, the body of a PATCH."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,15 +6,20 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Form, Header, Request, UploadFile
+from fastapi import Form, Header, Path, Request, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.decode import name_of, naming
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
 from vllm_tts_cache.catalogue import records
+from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, VOICE_ID
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
+VoiceName = Annotated[
+    str, Path(description="its name, an alias or its id", examples=["keeper", VOICE_ID])
+]
+ConsentId = Annotated[str, Path(description="its id", examples=[CONSENT_ID])]
 # The key of a request that its client sends again if the answer is lost.
 RepeatedKey = Annotated[
     str | None,

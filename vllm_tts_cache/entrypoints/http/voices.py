@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, File, Form, Path, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
@@ -13,8 +13,8 @@ from vllm_tts_cache.catalogue.names import PLACEHOLDER, fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.http import forms, models, routing
-from vllm_tts_cache.entrypoints.http.forms import VoiceChanges
-from vllm_tts_cache.entrypoints.http.models import VOICE_ID, answers
+from vllm_tts_cache.entrypoints.http.forms import VoiceChanges, VoiceName
+from vllm_tts_cache.entrypoints.http.models import answers
 from vllm_tts_cache.entrypoints.http.routing import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
@@ -35,9 +35,6 @@ async def _handler(request: Request) -> CachedServingSpeech:
 
 
 Handler = Annotated[CachedServingSpeech, Depends(_handler)]
-VoiceName = Annotated[
-    str, Path(description="its name, an alias or its id", examples=["keeper", VOICE_ID])
-]
 Search = Annotated[
     str | None,
     Query(
