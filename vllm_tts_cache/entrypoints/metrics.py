@@ -83,11 +83,7 @@ class AddedHistogram(Histogram):
 
 @dataclass(slots=True)
 class CountedRequest:
-    """A speech request while its speaker is resolved.
-
-    Attributes:
-        outcome: ``hit``, ``miss`` or ``none``, once it is known.
-    """
+    """A speech request while its speaker is resolved, and what it found once known."""
 
     outcome: str = "none"
 
@@ -306,12 +302,8 @@ def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
 class MetricsRefresh:
     """Reads every few seconds what the API process does not count itself.
 
-    For the event loop only.
-
-    Args:
-        workers: Returns the workers; None if the served model has none.
-        num_pending: Returns how many encodings this process waits for.
-        shared_with: The directory of the host's API processes, if there are several.
+    For the event loop only. ``workers`` returns None if the served model has none,
+    ``shared_with`` is the directory of the host's API processes, if there are several.
     """
 
     def __init__(
@@ -432,30 +424,20 @@ class MetricsRefresh:
 
     def _counts(self, stats: wire.SpeakerStats) -> dict[Counter, int]:
         metrics = self._metrics
+        encodes, evicted = metrics.encodes.labels, metrics.evictions.labels
         memory = stats.tiers["memory"].segments.items()
-        labelled = {
-            metrics.hits: {(tier,): n for tier, n in stats.hits.items()},
-            metrics.bucket_objects: {(of,): n for of, n in stats.bucket.items()},
-            metrics.encodes: {
-                **{(of, "done"): n for of, n in stats.encodes.items()},
-                **{(of, "failed"): n for of, n in stats.failed_encodes.items()},
-            },
-            metrics.evictions: {
-                **{("memory", of.value): held.evictions for of, held in memory},
-                **{("disk", of): n for of, n in stats.disk_evictions.items()},
-            },
-        }
         return {
             metrics.misses: stats.misses,
             metrics.corrupt: stats.corrupt,
             metrics.disk_errors: stats.tier_errors,
             metrics.prompts: stats.prompts,
             metrics.prompts_failed: stats.failed_prompts,
-            **{
-                counter.labels(*labels): number
-                for counter, numbers in labelled.items()
-                for labels, number in numbers.items()
-            },
+            **{metrics.hits.labels(tier): n for tier, n in stats.hits.items()},
+            **{metrics.bucket_objects.labels(of): n for of, n in stats.bucket.items()},
+            **{encodes(of, "done"): n for of, n in stats.encodes.items()},
+            **{encodes(of, "failed"): n for of, n in stats.failed_encodes.items()},
+            **{evicted("memory", of.value): held.evictions for of, held in memory},
+            **{evicted("disk", of): n for of, n in stats.disk_evictions.items()},
         }
 
     def _show_catalogue(self) -> None:
