@@ -11,7 +11,7 @@ engine would end the server.
 """
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from vllm_tts_cache.audio.decode import is_data_url
@@ -56,24 +56,8 @@ def check_speech(given: object) -> None:
 
     Raises: InvalidSpeakerError that names the field, InvalidAudioError.
     """
-    if isinstance(given, dict):
-        _check(given)
-
-
-def check_batch(given: object) -> None:
-    """Check a batch and each of its items, as `check_speech` does a request."""
     if not isinstance(given, dict):
         return
-    _check({name: value for name, value in given.items() if name != "items"})
-    items = given.get("items")
-    if isinstance(items, list):
-        if len(items) > MAX_ITEMS:
-            raise InvalidSpeakerError("items", f"at most {MAX_ITEMS:,} are taken")
-        for item in items:
-            check_speech(item)
-
-
-def _check(given: Mapping[str, Any]) -> None:
     if len(given) > _MAX_FIELDS:
         raise InvalidSpeakerError("request", f"it has more than {_MAX_FIELDS} fields")
     for name, value in given.items():
@@ -85,12 +69,24 @@ def _check(given: Mapping[str, Any]) -> None:
                 raise _too_long(field, MAX_LOOKED_UP_CHARS)
         elif name == _REFERENCES and isinstance(value, list):
             _check_references(value)
-        elif isinstance(value, str):
-            most = _MOST_CHARS.get(name, MAX_TEXT_CHARS)
-            if len(value) > most:
-                raise _too_long(field, most)
-        elif isinstance(value, (dict, list)):
+        elif name in _MOST_CHARS and isinstance(value, str):
+            if len(value) > _MOST_CHARS[name]:
+                raise _too_long(field, _MOST_CHARS[name])
+        else:
             _check_values(field, value)
+
+
+def check_batch(given: object) -> None:
+    """Check a batch and each of its items, as `check_speech` does a request."""
+    if not isinstance(given, dict):
+        return
+    check_speech({name: value for name, value in given.items() if name != "items"})
+    items = given.get("items")
+    if isinstance(items, list):
+        if len(items) > MAX_ITEMS:
+            raise InvalidSpeakerError("items", f"at most {MAX_ITEMS:,} are taken")
+        for item in items:
+            check_speech(item)
 
 
 def _check_references(given: list[Any]) -> None:
@@ -117,7 +113,7 @@ def _check_urls(field: str, value: object) -> None:
             _check_values(field, url)
 
 
-def _check_values(field: str, value: "dict[str, Any] | list[Any]") -> None:
+def _check_values(field: str, value: object) -> None:
     """Refuse more values and more text than any model has options for."""
     num_values = num_chars = 0
     level: list[Any] = [value]
