@@ -11,9 +11,8 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import av
 import numpy as np
@@ -30,47 +29,31 @@ from vllm_tts_cache.entrypoints.serving import speech_routes
 OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AudioFormat:
-    """A format that can be written without going back to its beginning.
+# Without the frame that says how long the file is, which is written at the end.
+_NO_LENGTH = {"write_xing": "0", "id3v2_version": "0"}
+# A page of 20 ms; by default the first one comes after a second of speech. And with a
+# number of the stream that is not random: the same speech is the same file.
+_SMALL_PAGES = {"page_duration": "20000", "fflags": "+bitexact"}
 
-    Attributes:
-        container: FFmpeg's name of it.
-        codec: FFmpeg's name of the encoder.
-        media_type: Of an answer in this format.
-        bits_per_second: Of the encoder; None for one without loss.
-        options: Of the container.
+
+class AudioFormat(NamedTuple):
+    """A format that can be written without going back to its beginning, as FFmpeg's.
+
+    ``options`` are those of the container.
     """
 
     container: str
     codec: str
     media_type: str
-    bits_per_second: int | None = None
-    options: dict[str, str] = field(default_factory=dict)
+    bits_per_second: int | None = None  # of the encoder; None for one without loss
+    options: dict[str, str] | None = None
 
 
 FORMATS = {
-    # Without the frame that says how long the file is, which is written at the end.
-    "mp3": AudioFormat(
-        container="mp3",
-        codec="libmp3lame",
-        media_type="audio/mpeg",
-        bits_per_second=128_000,
-        options={"write_xing": "0", "id3v2_version": "0"},
-    ),
-    # A page of 20 ms; by default the first one comes after a second of speech. And with
-    # a number of the stream that is not random: the same speech is the same file.
-    "opus": AudioFormat(
-        container="ogg",
-        codec="libopus",
-        media_type="audio/ogg",
-        bits_per_second=64_000,
-        options={"page_duration": "20000", "fflags": "+bitexact"},
-    ),
-    "aac": AudioFormat(
-        container="adts", codec="aac", media_type="audio/aac", bits_per_second=96_000
-    ),
-    "flac": AudioFormat(container="flac", codec="flac", media_type="audio/flac"),
+    "mp3": AudioFormat("mp3", "libmp3lame", "audio/mpeg", 128_000, _NO_LENGTH),
+    "opus": AudioFormat("ogg", "libopus", "audio/ogg", 64_000, _SMALL_PAGES),
+    "aac": AudioFormat("adts", "aac", "audio/aac", 96_000),
+    "flac": AudioFormat("flac", "flac", "audio/flac"),
 }
 
 
