@@ -133,10 +133,8 @@ def routers() -> tuple[APIRouter, ...]:
     from vllm_tts_cache.entrypoints.http import clips, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    ours = voices, clips, speech_routes
-    features = speech_formats, open_webui, usage
-    known = (each.router for each in ours + features)
-    return *known, speech_formats.vapi_router
+    ours = voices, clips, speech_routes, speech_formats, open_webui, usage
+    return *(each.router for each in ours), speech_formats.vapi_router
 
 
 def attach_offline() -> None:

@@ -81,11 +81,7 @@ class Comparison:
         """Return warnings of a clip, and what keeps how it sounds; for a thread.
 
         What only tells fails no request: without the catalogue it tells nothing.
-
-        Args:
-            tenant: Whose voices it is compared with.
-            upload: What is to be registered; None if the clip is only checked.
-            audio: The clip, or several.
+        ``upload`` is what is to be registered; None if the clip is only checked.
 
         Raises: SpeakerExistsError, InvalidSpeakerError; StorageError if it may refuse.
         """
@@ -130,8 +126,7 @@ class Comparison:
 
     def _was_done(self, tenant: Tenant, upload: Upload) -> bool:
         """Whether registering will answer what it answered before."""
-        key = IdempotencyKey.of(upload.idempotency_key, tenant.name)
-        if key is None:
+        if (key := IdempotencyKey.of(upload.idempotency_key, tenant.name)) is None:
             return False
         with self._store.database.read() as db:
             return voice_timbre.was_done(db, key.key_hash)
@@ -247,12 +242,11 @@ class Speech(CachedServingSpeech):
         # Before the storage is open, where an error leaves nothing behind.
         encoder = None if policy == "off" else TimbreEncoder()
         super()._restore_uploaded_speakers()
-        if encoder is None:
-            return
-        refuses = policy == "refuse"
-        self._comparison = Comparison(self.speakers.store, encoder, refuses=refuses)
-        self.speakers.uploads.compare = self._comparison.compare
-        self._comparison.start()
+        if encoder is not None:
+            store, refuses = self.speakers.store, policy == "refuse"
+            self._comparison = Comparison(store, encoder, refuses=refuses)
+            self.speakers.uploads.compare = self._comparison.compare
+            self._comparison.start()
 
     def shutdown(self) -> None:
         """Stop to hear voices, and everything else."""

@@ -42,11 +42,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 class Tally:
-    """Counts what voices speak; for the event loop only.
-
-    Args:
-        database: Where the counts are written.
-    """
+    """Counts what voices speak; for the event loop only."""
 
     def __init__(self, database: Database):
         self._database = database

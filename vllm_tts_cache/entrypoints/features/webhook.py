@@ -24,11 +24,7 @@ from sqlalchemy import Connection
 from vllm_tts_cache.catalogue import voice_news
 from vllm_tts_cache.catalogue.voice_news import News
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.entrypoints.serving.fetching import (
-    FetchConnection,
-    NotPublicError,
-    causes,
-)
+from vllm_tts_cache.entrypoints.serving import fetching
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
@@ -84,7 +80,7 @@ class Webhook:
         self._speakers = speakers
         self._settings = settings
         self._database = speakers.store.database
-        self._connection = FetchConnection(
+        self._connection = fetching.FetchConnection(
             max_waiting=AT_ONCE, networks=settings.webhook_networks
         )
         self._threads = BoundedExecutor(
@@ -208,13 +204,12 @@ class Webhook:
     async def _problem_of_post(self, news: News) -> str | None:
         """Send a message; return why it did not arrive, without the URL."""
         body, id_, now = self._body(news), _id_of(news), int(time.time())
+        secret = self._settings.webhook_secret
         headers = {
             "Content-Type": "application/json",
             "webhook-id": id_,
             "webhook-timestamp": str(now),
-            "webhook-signature": signature(
-                self._settings.webhook_secret, id_, now, body
-            ),
+            "webhook-signature": signature(secret, id_, now, body),
         }
         try:
             session = await self._connection.get_async_client()
@@ -228,7 +223,8 @@ class Webhook:
                 is_taken = 200 <= answer.status < 300
                 return None if is_taken else f"it answers {answer.status}"
         except Exception as exc:  # noqa: BLE001
-            if any(isinstance(each, NotPublicError) for each in causes(exc)):
+            causes = fetching.causes(exc)
+            if any(isinstance(each, fetching.NotPublicError) for each in causes):
                 network = "name its network in SPEAKER_WEBHOOK_NETWORKS"
                 return f"its address is not public; {network}"
             return type(exc).__name__

@@ -41,11 +41,7 @@ _RANGE = re.compile(r"bytes=(\d{1,18})?-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
 
 class RangeNotSatisfiableError(SpeakerRequestError, status=416):
-    """A request names bytes behind the end of a file (416).
-
-    Attributes:
-        headers: The answer's.
-    """
+    """A request names bytes behind the end of a file (416)."""
 
     def __init__(self, given: str, num_bytes: int):
         super().__init__(
@@ -114,8 +110,7 @@ class FilePart:
         ] = None,
     ):
         self._is_head = request.method == "HEAD"
-        self._range = asked_range
-        self._if_range = if_range
+        self._range, self._if_range = asked_range, if_range
 
     def answer(
         self,
@@ -157,8 +152,7 @@ class FilePart:
         elif last is not None and last < first:
             return None
         else:
-            end = num_bytes if last is None else min(last + 1, num_bytes)
-            part = range(first, end)
+            part = range(num_bytes)[first : None if last is None else last + 1]
         if not part:
             raise RangeNotSatisfiableError(named.group(), num_bytes)
         return part
@@ -296,10 +290,9 @@ async def import_voice(
         )
 
     done = await speakers.bundling.run(import_)
-    record = done.done.record
     speakers.registered(done.done)
     imported = {
-        "voice": shown(speakers, record),
+        "voice": shown(speakers, done.done.record),
         "encodings_kept": done.num_kept,
         "encodings_left": done.num_left,
     }

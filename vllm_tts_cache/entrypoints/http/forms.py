@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -177,10 +177,8 @@ def parse_time(given: str | float | None) -> float | None:
     """
     if given is None or given == "":
         return None
-    try:
+    with suppress(ValueError):
         return float(given)
-    except ValueError:
-        pass
     try:
         moment = datetime.fromisoformat(str(given).strip())
     except ValueError as exc:

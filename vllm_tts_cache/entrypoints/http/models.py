@@ -338,10 +338,7 @@ def voice(
 ) -> dict[str, Any]:
     """Return a voice as JSON, as lists show it: stock's fields first.
 
-    Args:
-        record: The voice.
-        is_numbered: Whether to show its generation, which counts all registrations.
-        is_lost: Whether its reference audio is not stored any more.
+    If ``is_numbered``, with its generation, which counts all registrations.
     """
     has_audio = bool(record.audio_sha256)
     always = {

@@ -1,10 +1,10 @@
 """The page at `/voices`: files of this package, served from memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -39,27 +39,23 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asset:
-    """A file of the page."""
+class Asset(NamedTuple):
+    """A file of the page, and the name of its bytes as HTTP quotes it."""
 
     body: bytes
     media_type: str
-
-    @property
-    def etag(self) -> str:
-        """Name the bytes, as HTTP quotes it."""
-        return f'"{sha256(self.body).hexdigest()[:32]}"'
+    etag: str
 
 
 def read_assets() -> Mapping[str, Asset]:
     """Read the files of the page by their names."""
-    folder = resources.files("vllm_tts_cache.entrypoints") / "web"
-    return {
-        file.name: Asset(body=file.read_bytes(), media_type=media_type)
-        for file in folder.iterdir()
-        if (media_type := _MEDIA_TYPES.get(PurePosixPath(file.name).suffix))
-    }
+    assets: dict[str, Asset] = {}
+    for file in (resources.files("vllm_tts_cache.entrypoints") / "web").iterdir():
+        if media_type := _MEDIA_TYPES.get(PurePosixPath(file.name).suffix):
+            body = file.read_bytes()
+            etag = f'"{sha256(body).hexdigest()[:32]}"'
+            assets[file.name] = Asset(body, media_type, etag)
+    return assets
 
 
 def page_router(assets: Mapping[str, Asset]) -> APIRouter:

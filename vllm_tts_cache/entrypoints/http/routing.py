@@ -8,7 +8,7 @@ another site is refused.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
 from tempfile import gettempdir
@@ -24,6 +24,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.types import Message
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
@@ -38,8 +39,6 @@ from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.tenants import ALONE, Caller, Tenant, TenantKeys
-
-Message = MutableMapping[str, Any]
 
 # A parsed value takes some hundred bytes, an invalid one some thousand.
 JSON_MAX_PARTS = 500_000
@@ -189,10 +188,7 @@ class BoundedRequest(Request):
     the files of the form; ``error`` has the reason.
 
     Args:
-        request: As the server made it.
-        max_bytes: Of the body.
         check_json: Refuses JSON before FastAPI makes a model of it; None: all is taken.
-        is_form: Whether the route takes a form.
     """
 
     num_arriving = 0  # bytes of all large bodies that arrive in this process
@@ -294,9 +290,6 @@ class GuardedRoute(APIRoute):
     """Finds the caller, bounds the body, counts uploads, and answers our errors.
 
     The host's application has handlers for its own exceptions, and knows no tenants.
-
-    Attributes:
-        fields: Of the body.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -359,11 +352,10 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def _error_behind(exc: HTTPException) -> errors.TTSCacheError:
+def _error_behind(exc: HTTPException) -> Exception:
     """Return the error of ours that FastAPI reported as an invalid body.
 
-    Raises: FastAPI's HTTPException if no error of ours is the cause: the host has no
-        handler for Starlette's, its base class.
+    Without one, FastAPI's HTTPException: the host has no handler for its base class.
     """
     cause = exc.__cause__
     if isinstance(cause, errors.TTSCacheError):
@@ -376,7 +368,7 @@ def _error_behind(exc: HTTPException) -> errors.TTSCacheError:
             "the form needs a filename (curl: -F audio_sample=@clip.wav)"
         )
         return errors.InvalidSpeakerError("form", reason)
-    raise FastAPIHTTPException(exc.status_code, exc.detail, exc.headers) from exc
+    return FastAPIHTTPException(exc.status_code, exc.detail, exc.headers)
 
 
 class NoSpeechModelError(errors.SpeakerRequestError, status=404):

@@ -284,8 +284,7 @@ async def precompute_voice(
         work = handler.speakers.encodings.precompute(found, force=force, urgent=urgent)
         existed = await unless_client_leaves(raw_request, work)
     except errors.ServerFaultError as exc:
-        name = found.record.name
-        return routing.json_response(exc, voice=name, cache_status="failed")
+        return routing.json_response(exc, **{**answer, "cache_status": "failed"})
     if existed is None:
         return JSONResponse({**answer, "cache_status": "processing"}, 202)
     if existed:

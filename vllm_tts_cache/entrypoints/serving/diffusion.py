@@ -38,13 +38,8 @@ class _NoHostsAdapter:
         """Return what is wrong with a request, before its speaker is resolved."""
         return None if request.input.strip() else "Input text cannot be empty"
 
-    async def build(
-        self,
-        request: Any,  # noqa: ARG002  the host builds its prompt
-        sampling_params_list: list[Any],  # noqa: ARG002
-        has_inline_ref_audio: bool,  # noqa: ARG002
-    ) -> PreparedRequest:
-        """Leave the prompt of a request without reference audio as it is."""
+    async def build(self, *_: Any) -> PreparedRequest:
+        """Leave a prompt without reference audio as the host builds it."""
         return PreparedRequest(prompt={})
 
 

@@ -81,11 +81,9 @@ class FetchConnection(HTTPConnection):
     Args:
         max_waiting: Names that may wait for a thread.
         networks: Networks inside whose addresses may be reached as well.
-
-    Attributes:
-        domains: The hosts that a URL and its redirects may name; empty for all.
     """
 
+    # The hosts that a URL and its redirects may name; empty for all.
     domains: Sequence[str] = ()
 
     def __init__(self, *, max_waiting: int, networks: Sequence[IPNetwork] = ()):
@@ -174,8 +172,9 @@ class FetchConnection(HTTPConnection):
         host = request.url.raw_host or ""
         if self.domains and host not in self.domains:
             allowed = ", ".join(self.domains)
-            reason = f"it leads to none of the allowed domains ({allowed})"
-            raise NotFetchedError(reason)
+            raise NotFetchedError(
+                f"it leads to none of the allowed domains ({allowed})"
+            )
         _is_to_proxy.set(request.proxy is not None)
         if request.proxy is not None and not self._may_be_named(host):
             raise NotPublicError
@@ -267,9 +266,8 @@ async def fetch_audio(connector: MediaConnector, url: str) -> bytes:
     except TTSCacheError:
         raise
     except TimeoutError as exc:
-        raise NotFetchedError(
-            f"it took longer than {seconds:g} s (VLLM_AUDIO_FETCH_TIMEOUT)"
-        ) from exc
+        reason = f"it took longer than {seconds:g} s (VLLM_AUDIO_FETCH_TIMEOUT)"
+        raise NotFetchedError(reason) from exc
     except Exception as exc:
         # It is not allowed: the host's reasons come in many classes.
         raise NotFetchedError(str(exc)[:_MAX_REASON_CHARS]) from exc

@@ -44,19 +44,21 @@ def calling_beside(host: Method) -> Method:
     """
 
     async def handle(self: Any, msg: Any) -> None:
-        if not msg.method.startswith(rpc.METHOD_PREFIX):
+        if msg.method.startswith(rpc.METHOD_PREFIX):
+            _started(_answer(self, msg))
+        else:
             await host(self, msg)
-            return
-        _started(_answer(self, msg))
 
     return handle
 
 
 async def _answer(orchestrator: Any, message: Any) -> None:
-    pools = [
-        pool for pool in orchestrator.stage_pools if pool.stage_id in message.stage_ids
+    called = [
+        (pool, replica)
+        for pool in orchestrator.stage_pools
+        if pool.stage_id in message.stage_ids
+        for replica in pool.live_replica_ids()
     ]
-    called = [(pool, replica) for pool in pools for replica in pool.live_replica_ids()]
     calls = [
         _started(
             pool.collective_rpc(
@@ -138,13 +140,12 @@ def failing_alone(host: Method) -> Method:
     ) -> bool:
         named |= {"req_id": req_id, "stage_id": stage_id}
         try:
-            sent: bool = await host(self, dispatch, **named)
+            return await host(self, dispatch, **named)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
             reason = f"The request cannot be sent to the engine: {exc!r:.300}"
             throttled.warn_of("sending a request", "%s (stage %s)", reason, stage_id)
             await self._fail_request_client_error(req_id, stage_id, reason)
             return False
-        return sent
 
     return dispatch_or_fail
 
@@ -237,10 +238,9 @@ class Stop:
     def _drain(self) -> None:
         """Accept no new request, and wait for the running ones."""
         asyncio.run_coroutine_threadsafe(self._stop_accepting(), self._loop).result()
-        looks = int(self._seconds / LOOK_SECONDS)
-        while self._num_requests and looks > 0 and not self._is_over.is_set():
-            self._is_over.wait(LOOK_SECONDS)
-            looks -= 1
+        for _ in range(int(self._seconds / LOOK_SECONDS)):
+            if not self._num_requests or self._is_over.wait(LOOK_SECONDS):
+                break
         if num := self._num_requests:
             logger.warning(
                 "Stopping: cutting %d requests off; SPEAKER_DRAIN_SECONDS is how long "

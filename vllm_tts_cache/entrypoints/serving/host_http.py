@@ -54,9 +54,7 @@ def wants_key(app: FastAPI) -> bool:
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
     """Return what ``work`` returns; cancel it, and return None, if the client leaves.
 
-    Args:
-        request: A request whose body has been read; what arrives later is dropped.
-        work: What is done for the client.
+    The request's body has been read: what arrives later is dropped.
     """
 
     @with_cancellation
@@ -68,11 +66,7 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None
 
 
 class InvalidRequestError(SpeakerRequestError):
-    """Fields of a request are missing or wrong.
-
-    Attributes:
-        param: The place of the first of these fields, as the host writes places.
-    """
+    """Fields of a request are missing or wrong; ``param`` is the place of the first."""
 
     def __init__(self, message: str, param: str | None):
         super().__init__(message)
@@ -84,10 +78,8 @@ def invalid_request(
 ) -> InvalidRequestError:
     """Return the error that says in sentences which fields are wrong.
 
-    Args:
-        errors: The errors in FastAPI's exception: pydantic's, or texts.
-        is_form: Whether the route takes a form; else its body is JSON, if it has one.
-        files: Names of the form's fields that are files.
+    ``errors`` are those in FastAPI's exception: pydantic's, or texts. ``files`` names
+    the form's fields that are files.
     """
     params: list[str] = []
     reasons: dict[str, list[str]] = {}

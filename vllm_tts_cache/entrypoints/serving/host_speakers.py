@@ -128,7 +128,6 @@ class OtherModel:
     """A model of the host's that no family of ours serves.
 
     Attributes:
-        title: The name of the model in messages.
         takes_clips: Whether the host speaks with voices that were registered by a clip.
         takes_embeddings: Whether it speaks with those registered by a raw embedding.
     """

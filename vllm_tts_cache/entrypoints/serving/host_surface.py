@@ -96,10 +96,9 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
 def close_host_routes(router: Any) -> None:
     """Remove all routes of an application but ours and `OPEN_PATHS`: they are 404."""
     left = [route for route in router.routes if _is_open(route)]
-    num_closed = len(router.routes) - len(left)
-    router.routes[:] = left
     message = "With tenants, %d routes of vLLM-Omni that know none answer 404."
-    logger.info(message, num_closed)
+    logger.info(message, len(router.routes) - len(left))
+    router.routes[:] = left
 
 
 def _is_open(route: Any) -> bool:
@@ -112,11 +111,8 @@ def _is_open(route: Any) -> bool:
 def believe_adapters_alone(engine: Any, encodings: SpeakerEncodings) -> None:
     """Make an engine client refuse prompts that set what only an adapter may set.
 
-    A salt that a client sets is another than any of an adapter's, which are keyed.
-
-    Args:
-        engine: The API process's engine client; its ``generate`` is replaced.
-        encodings: Has the secret.
+    A salt that a client sets is another than any of an adapter's, which are keyed. The
+    engine client's ``generate`` is replaced.
     """
     host = engine.generate
     usual = (SamplingParams(), *engine.default_sampling_params_list)
@@ -152,10 +148,8 @@ def _check_params(params: Any, usual: Sequence[Any]) -> None:
         value = getattr(params, name, None)
         allowed = [getattr(each, name, None) for each in usual]
         if value not in (None, [], {}, *allowed):  # 0 of logprobs is not none
-            said = (
-                f"{name}: {str(value)[:99]!r} is for text, and this model draws codes"
-            )
-            raise ForeignRequestError(f"{said}; leave it out")
+            said = f"{str(value)[:99]!r} is for text, and this model draws codes"
+            raise ForeignRequestError(f"{name}: {said}; leave it out")
     if isinstance(params, SamplingParams):
         try:  # chat hands on any types; a wrong one ends a thread of the engine
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)

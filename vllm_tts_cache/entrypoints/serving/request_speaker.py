@@ -81,9 +81,9 @@ def with_plain_voice(given: Any) -> Any:
 
 def names_speaker(request: Any, presets: Container[str]) -> bool:
     """Return whether reference audio or a registered voice is to speak."""
-    if request.ref_audio is not None:
-        return True
-    return request.voice is not None and request.voice.strip().lower() not in presets
+    named = request.voice
+    is_ours = named is not None and named.strip().lower() not in presets
+    return request.ref_audio is not None or is_ours
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,6 @@ class Speaking:
     """A request that is being spoken.
 
     Attributes:
-        request: What was asked.
         record: The registered voice that speaks, once it is found.
         unchanged: A copy of the request before what is kept with its voice acted on it.
         notes: What else is to be known where a file is made of samples.
@@ -203,13 +202,10 @@ def embedding_mode(family: Family, field: str) -> Mode:
 
 @dataclass(slots=True, eq=False)
 class Outcomes:
-    """The cache outcomes of one HTTP request's speakers; a batch has several.
-
-    Attributes:
-        error: Why the last speaker failed, before the host rewords the error.
-    """
+    """The cache outcomes of one HTTP request's speakers; a batch has several."""
 
     seen: list[CacheOutcome] = dataclasses.field(default_factory=list)
+    # Why the last speaker failed, before the host rewords the error.
     error: TTSCacheError | None = None
 
     def header(self) -> str:
@@ -264,9 +260,7 @@ _CONNECTOR_FIELDS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_
 def check_sampling(extra_params: Mapping[str, Any] | None) -> None:
     """Refuse options that would end the engine. Raises: InvalidSpeakerError.
 
-    Args:
-        extra_params: Of a speech request, or ``extra_args`` of another route: the
-            engine finds both there.
+    The engine finds ``extra_args`` of other routes in the same place.
     """
     if not extra_params:
         return

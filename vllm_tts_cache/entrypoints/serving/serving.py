@@ -52,13 +52,11 @@ class RefusedRequestError(ValueError):
 class HostMemory:
     """The host's cache in this process, in which its models keep voices by name."""
 
-    def delete(self, _audio_sha256: str) -> None:
-        """Delete all: the host does not know voices by their audio."""
-        self.delete_all()
-
-    def delete_all(self) -> None:
-        """Delete all voices, as stock's DELETE does one name."""
+    def delete_all(self, _audio_sha256: str | None = None) -> None:
+        """Delete all voices: the host does not know them by their audio."""
         get_speaker_cache().clear()
+
+    delete = delete_all
 
 
 class CachedServingSpeech(OmniOpenAIServingSpeech):
@@ -170,10 +168,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         Raises: InvalidSpeakerError, CannotCloneError.
         """
         self.speakers.model.check_clones()
-        other = self.other_model
-        takes_voices = other.takes_embeddings or other.takes_clips
-        if self.note is not None and not takes_voices:
-            raise served_model.CannotCloneError(self.note)
+        other, note = self.other_model, self.note
+        if note is not None and not (other.takes_embeddings or other.takes_clips):
+            raise served_model.CannotCloneError(note)
         self._check_name(name)
         self._check_ref_text(ref_text)
         self.check_extras(extras)
@@ -303,12 +300,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if self.served_family is not None:
             return {}
         names = {r.voice.lower(): r.voice for r in requests if r.voice is not None}
-        known = host_speakers.known_names()  # of a batch
-        return {
-            key: await self._read_voice(name)
-            for key, name in names.items()
-            if key not in known
-        }
+        left = names.keys() - host_speakers.known_names()  # which are of a batch
+        return {key: await self._read_voice(names[key]) for key in left}
 
     async def _read_voice(self, name: str) -> host_speakers.HostVoice:
         try:

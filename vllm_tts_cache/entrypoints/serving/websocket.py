@@ -1,12 +1,12 @@
 """The host's speech WebSocket: the work for a client ends when it leaves."""
 
 import asyncio
-from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
+from starlette.types import Message
 from vllm_omni.entrypoints.openai.protocol.audio import StreamingSpeechSessionConfig
 from vllm_omni.entrypoints.openai.serving_speech_stream import (
     OmniStreamingSpeechHandler,
@@ -23,15 +23,11 @@ from vllm_tts_cache.entrypoints.serving.request_speaker import (
 from vllm_tts_cache.errors import SpeakerRequestError, UnauthorizedError
 from vllm_tts_cache.tenants import Tenant, speaking_for
 
-Message = MutableMapping[str, Any]
-
 # A session's configuration may bring a clip, for which the host takes 4 MiB.
 AHEAD_MAX_BYTES = 8 * 1024 * 1024
 # Messages of one unfinished sentence; clients that stream a model's text send words.
 _MAX_MESSAGES = 2048
-_TOO_BIG = 1009
-_DENIED = 1008
-_GONE = 1006
+_GONE, _DENIED, _TOO_BIG = 1006, 1008, 1009
 
 
 class CachedStreamingSpeech(OmniStreamingSpeechHandler):

@@ -65,8 +65,6 @@ class Deletions:
     catalogue, so another process goes on after this one. For the event loop only.
 
     Args:
-        last_rows: Rows of speakers that this process read.
-        kv_warming: Has rows of speakers that wait to be prefilled.
         memories: What this process remembers of audios: each has a ``delete``, which
             takes the address of one, and a ``delete_all``.
     """

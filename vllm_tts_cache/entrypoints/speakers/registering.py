@@ -80,10 +80,6 @@ class Registration:
 class Uploads:
     """Decodes, checks and registers what is uploaded.
 
-    Args:
-        family: Returns the family that is served, whose limits a clip must keep.
-        min_quality: The least verdict of a clip that is registered.
-
     Attributes:
         changes: Runs changes without a clip, which do not wait for decodes.
         compare: Called in a thread with a clip that is checked, or that is to be
