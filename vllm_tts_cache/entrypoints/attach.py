@@ -112,7 +112,7 @@ def attach() -> None:
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():
-        if not family.pipelines:  # the host has none for them, see `diffusion`
+        if not family.pipelines:  # the host has none for them, see `adapter`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
     ours = [host_surface.router, *routers()]

@@ -1,30 +1,48 @@
-"""The base of all families' adapters: resolve the speaker, ensure, build the prompt."""
+"""The base of all families' adapters: resolve the speaker, ensure, build the prompt.
+
+The host serves a diffusion model by one method, without an adapter. Ours resolves the
+speaker first, and the host sees a request that names none; `PromptingEngine` adds the
+speaker's address to the prompt on its way to the engine.
+"""
 
 from abc import abstractmethod
-from collections.abc import Container
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+from vllm_omni.diffusion import registry
+from vllm_omni.entrypoints.openai.tts_adapters.base import (
+    PreparedRequest,
+    SpeechServingContext,
+    TTSCapabilities,
+)
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.metrics import CountedRequest, process_metrics
-from vllm_tts_cache.entrypoints.serving import request_speaker
+from vllm_tts_cache.entrypoints.serving import host_speakers, request_speaker
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.logs import logger
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
-from vllm_tts_cache.speaker.family import Family, Mode, refuse_tokens
-from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
+from vllm_tts_cache.speaker.family import Family, Mode, family_of_model, refuse_tokens
+from vllm_tts_cache.speaker.reference import (
+    FIELD,
+    REQUEST_FIELD,
+    EncodingNeed,
+    SpeakerRef,
+)
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, speaking_tenant
+
+Submit = Callable[[Mapping[str, Any]], AsyncIterator[Any]]
+Speak = Callable[[str, Submit], AsyncIterator[Any]]
 
 # What the host's validation takes for inline audio; it is never read.
 _UNREAD_AUDIO = "data:,"
@@ -298,3 +316,93 @@ class CachedAdapter:
         seen.ref_audio = None
         if problem is not None:
             raise errors.SpeakerRequestError(problem)
+
+
+class _NoHostsAdapter:
+    """Replaces the host's adapter, which ours call: diffusion models have none."""
+
+    # Empty: a diffusion model has no preset voices.
+    capabilities = TTSCapabilities()
+
+    def __init__(self, ctx: SpeechServingContext):
+        self.ctx = ctx
+
+    def validate(self, request: Any) -> str | None:
+        """Return what is wrong with a request, before its speaker is resolved."""
+        return None if request.input.strip() else "Input text cannot be empty"
+
+    async def build(self, *_: Any) -> PreparedRequest:
+        """Leave a prompt without reference audio as the host builds it."""
+        return PreparedRequest(prompt={})
+
+
+class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
+    """Builds the fields of a clone's prompt that the host does not build."""
+
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Return the speaker's address, and the transcript if its mode uses one."""
+        named: dict[str, Any] = {FIELD: speaker.clip.ref.to_wire()}
+        if speaker.request.ref_text is not None:
+            named["ref_text"] = self.tts_cache_transcript(speaker.request.ref_text)
+        return PreparedRequest(prompt=named, model_type=self.tts_cache_family.name)
+
+    def tts_cache_transcript(self, ref_text: str) -> str:
+        """Return a transcript as the model is to read it; the base changes nothing."""
+        return ref_text
+
+    def _checkpoint(self) -> Path:
+        return checkpoint_dir(self.ctx.diffusion_engine.model)
+
+
+def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
+    """Return the adapter of the model that is served; None if it is of no family."""
+    if (family := family_of_model(_pipeline(engine))) is None:
+        return None
+    ctx = SpeechServingContext(server=server, diffusion_engine=engine)
+    adapter: DiffusionAdapter = family.part("adapter")(ctx)
+    return adapter
+
+
+def other_model_of(engine: Any) -> host_speakers.OtherModel:
+    """Describe the model that is served, which is of no family.
+
+    Of the host's own pipelines only OmniVoice's reads the reference of a speech
+    request; a pipeline of another plugin may.
+    """
+    if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:
+        _, module_in_host, _ = registry._DIFFUSION_MODELS[name]
+        if module_in_host:  # empty for what a plugin registered
+            return host_speakers.OtherModel(name, takes_clips=False)
+    return host_speakers.of_model(None)
+
+
+def _pipeline(engine: Any) -> str | None:
+    return getattr(engine.get_diffusion_od_config(), "model_class_name", None)
+
+
+class PromptingEngine:
+    """The host's engine client for one request, with more fields in its prompt.
+
+    Args:
+        engine: The host's engine client.
+        speak: Called with the request's id, and a function that submits the request
+            with the further fields that it is given.
+    """
+
+    def __init__(self, engine: Any, speak: Speak):
+        self._engine = engine
+        self._speak = speak
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(
+        self, *, prompt: dict[str, Any], request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Generate by ``speak``; the host's serving class passes all by name."""
+
+        def submit(more: Mapping[str, Any]) -> AsyncIterator[Any]:
+            whole = {**prompt, **more, REQUEST_FIELD: request_id}
+            return self._engine.generate(prompt=whole, request_id=request_id, **options)
+
+        return self._speak(request_id, submit)

@@ -20,8 +20,8 @@ from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import OUTPUT_RATES_HZ, load_settings
 from vllm_tts_cache.entrypoints.metrics import process_metrics
-from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers, request_speaker
-from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
+from vllm_tts_cache.entrypoints.serving import adapter as adapters
+from vllm_tts_cache.entrypoints.serving import host_speakers, request_speaker
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
 from vllm_tts_cache.entrypoints.speakers import served_model
@@ -64,7 +64,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     create_error_response = staticmethod(bounded_error_response)
     _diffusion_engine: Any  # the host's, which sets it for a diffusion model only
-    _diffusion_adapter: diffusion.DiffusionAdapter | None = None
+    _diffusion_adapter: adapters.DiffusionAdapter | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -74,7 +74,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
         """Build as the host does, which skips `__init__` for a diffusion model."""
         speech: Any = super().for_diffusion(*args, **kwargs)
-        adapter = diffusion.adapter_of(speech, speech._diffusion_engine)
+        adapter = adapters.adapter_of(speech, speech._diffusion_engine)
         speech._diffusion_adapter = adapter
         speech._start()
         return speech
@@ -132,7 +132,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def other_model(self) -> host_speakers.OtherModel:
         """Describe a model that is of no family of ours."""
         if self._diffusion_mode:  # the host calls each of them OmniVoice
-            return diffusion.other_model_of(self._diffusion_engine)
+            return adapters.other_model_of(self._diffusion_engine)
         return host_speakers.of_model(self._tts_model_type, self._get_tts_adapter())
 
     @property
@@ -143,12 +143,12 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return self.other_model.note
 
     @property
-    def cached_adapter(self) -> CachedAdapter | None:
+    def cached_adapter(self) -> adapters.CachedAdapter | None:
         """Our adapter of the model; None if it is of no family of ours."""
         if self._diffusion_mode:
             return self._diffusion_adapter
         adapter = self._get_tts_adapter()
-        return adapter if isinstance(adapter, CachedAdapter) else None
+        return adapter if isinstance(adapter, adapters.CachedAdapter) else None
 
     @property
     def media_connector(self) -> MediaConnector:
@@ -402,7 +402,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if (ref := SpeakerRef.from_info(named)) is None:
             return await host(request)
 
-        def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
+        def speak(request_id: str, submit: adapters.Submit) -> AsyncIterator[Any]:
             async def again() -> Submitted:
                 prompt = (await _with_host_errors(build())).prompt
                 return submit(prompt), SpeakerRef.from_info(prompt)
@@ -413,7 +413,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         # The host's method builds the prompt between this one and `PromptingEngine`.
         once = copy.copy(self)
         engine = self._diffusion_engine
-        once._diffusion_engine = diffusion.PromptingEngine(engine, speak)
+        once._diffusion_engine = adapters.PromptingEngine(engine, speak)
         host = super(CachedServingSpeech, once)._create_diffusion_speech
         return await host(request_speaker.without_speaker(request))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_tts_cache.entrypoints.serving.diffusion import DiffusionAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import DiffusionAdapter
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
