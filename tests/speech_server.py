@@ -27,7 +27,7 @@ from tests.in_process_workers import (
 from tests.waiting import settled
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import metrics
-from vllm_tts_cache.entrypoints.serving.host_surface import BoundedHeads
+from vllm_tts_cache.entrypoints.serving.host_fixes import BoundedHeads
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD

@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from tests.speech_server import listening
-from vllm_tts_cache.entrypoints.serving import host_surface
+from vllm_tts_cache.entrypoints.serving import host_fixes
 from vllm_tts_cache.speaker.reference import with_keyed_salt
 from vllm_tts_cache.tenants import ALONE, speaking_for
 
@@ -39,7 +39,7 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
     mounted = FastAPI()
     app.mount("/mounted", mounted)
     assert (await server.client.post("/v1/omni/later")).status_code == 200
-    host_surface.close_host_routes(app.router)
+    host_fixes.close_host_routes(app.router)
     for method, path in [
         ("POST", "/v1/omni/later"),
         ("GET", "/v1/audio/voices_of_everybody"),
@@ -56,7 +56,7 @@ async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
     assert (await server.client.get("/voices")).status_code == 200
     left = {getattr(route, "path", None) for route in app.router.routes}
     assert "/v1/later" not in left and "/v1/audio/speech/stream" in left
-    assert left & {"/v1/models", "/openapi.json"} <= host_surface.OPEN_PATHS
+    assert left & {"/v1/models", "/openapi.json"} <= host_fixes.OPEN_PATHS
     documented = (await server.client.get("/openapi.json")).json()["paths"]
     assert "/v1/omni/sleep" not in documented and "/v1/audio/speech" in documented
 
@@ -79,7 +79,7 @@ async def test_what_has_no_end_before_or_behind_a_body_is_refused(begun):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)
         await asyncio.sleep(0.1)
-        writer.write(b"a" * (host_surface.MAX_HEAD_BYTES + 1))
+        writer.write(b"a" * (host_fixes.MAX_HEAD_BYTES + 1))
         answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 400 ") and b"too long" in answer
         writer.close()
@@ -91,8 +91,8 @@ async def test_the_host_serves_so(server):
     async def serve_http(_, **options):
         served.update(options)
 
-    await host_surface.guarding(serve_http, has_tenants=False)(server.app, port=1)
-    assert served == {"http": host_surface.BoundedHeads, "port": 1}
+    await host_fixes.guarding(serve_http, has_tenants=False)(server.app, port=1)
+    assert served == {"http": host_fixes.BoundedHeads, "port": 1}
 
 
 HOLDER: Any = SimpleNamespace(secret=b"secret")
@@ -113,7 +113,7 @@ class Engine:
 @pytest.fixture
 def engine():
     engine = Engine()
-    host_surface.believe_adapters_alone(engine, HOLDER)
+    host_fixes.believe_adapters_alone(engine, HOLDER)
     return engine
 
 
@@ -133,7 +133,7 @@ def test_what_a_client_told_a_talker_is_refused(engine, told):
     prompt = {"prompt_token_ids": [1], "additional_information": told}
     for given in (prompt, [{"prompt_token_ids": [1]}, prompt]):
         with pytest.raises(
-            host_surface.ForeignRequestError, match="POST /v1/audio/speech"
+            host_fixes.ForeignRequestError, match="POST /v1/audio/speech"
         ):
             engine.generate(given)
     assert not engine.taken
@@ -178,9 +178,9 @@ def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
     engine, extra_args
 ):
     params = SamplingParams(extra_args=extra_args)
-    with pytest.raises(host_surface.ForeignRequestError, match="vllm_xargs"):
+    with pytest.raises(host_fixes.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], params, "id")
-    with pytest.raises(host_surface.ForeignRequestError, match="vllm_xargs"):
+    with pytest.raises(host_fixes.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], sampling_params_list=[SamplingParams(), params])
     engine.generate([1], SamplingParams(extra_args={"tts_local_seed": 7}), "id")
     assert engine.taken == [[1]]
@@ -197,7 +197,7 @@ FOR_TEXT |= {"structured_outputs": GRAMMAR, "stop_token_ids": [10**5]}
 def test_what_is_for_text_is_refused(engine, name):
     """It would change how a neighbour sounds, or end the engine."""
     params = SamplingParams(**{name: FOR_TEXT[name]})
-    with pytest.raises(host_surface.ForeignRequestError, match=f"{name}: .* leave it"):
+    with pytest.raises(host_fixes.ForeignRequestError, match=f"{name}: .* leave it"):
         engine.generate([1], params, "id")
     engine.generate([1], SamplingParams(repetition_penalty=1.05, logit_bias={}), "id")
     assert engine.taken == [[1]]
@@ -209,13 +209,13 @@ WRONG = [{"seed": "x"}, {"seed": 1.5}, {"seed": 2**63}, {"ignore_eos": 5}]
 @pytest.mark.parametrize("wrong", [*WRONG, {"logit_bias": []}], ids=str)
 def test_what_the_engine_cannot_decode_is_refused(engine, wrong):
     """The host's chat makes them of what a client sends, and checks no type."""
-    with pytest.raises(host_surface.ForeignRequestError, match="sampling"):
+    with pytest.raises(host_fixes.ForeignRequestError, match="sampling"):
         engine.generate([1], sampling_params_list=[SamplingParams(**wrong)])
     assert not engine.taken
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "x" * 201, "a\0b"])
 def test_a_request_is_called_what_a_file_may_be_called(engine, request_id):
-    with pytest.raises(host_surface.ForeignRequestError, match="request_id"):
+    with pytest.raises(host_fixes.ForeignRequestError, match="request_id"):
         engine.generate([1], None, request_id)
     engine.generate([1], None, "cmpl-1")

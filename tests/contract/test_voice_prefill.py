@@ -11,7 +11,7 @@ from tests.audio_clips import sndfile_bytes, voiced
 from tests.in_process_workers import SECRET
 from tests.speech_server import Server, running
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints.serving.host_surface import believe_adapters_alone
+from vllm_tts_cache.entrypoints.serving.host_fixes import believe_adapters_alone
 from vllm_tts_cache.entrypoints.speakers import kv_warming
 from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, MIN_LOOKS
 from vllm_tts_cache.speaker.reference import SpeakerRef

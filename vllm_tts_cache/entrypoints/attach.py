@@ -76,7 +76,7 @@ def attach() -> None:
 
     from vllm_tts_cache.entrypoints.features import defaults, similarity, usage, webhook
     from vllm_tts_cache.entrypoints.http import page
-    from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
+    from vllm_tts_cache.entrypoints.serving import host_fixes
     from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
     from vllm_tts_cache.tenants import TenantKeys
@@ -96,7 +96,7 @@ def attach() -> None:
     def serving(host: Any) -> Any:
         stopping_well = host_fixes.stopping_well(host, settings.drain_seconds)
         has_tenants = settings.tenants_file is not None
-        return host_surface.guarding(stopping_well, has_tenants=has_tenants)
+        return host_fixes.guarding(stopping_well, has_tenants=has_tenants)
 
     host_fixes.quiet_failed_requests()
     patch_once(OrchestratorBase, "_handle_collective_rpc", host_fixes.calling_beside)
@@ -115,7 +115,7 @@ def attach() -> None:
         if not family.pipelines:  # the host has none for them, see `adapter`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
-    ours = [host_surface.router, *routers()]
+    ours = [host_fixes.router, *routers()]
     if settings.web:
         ours.append(page.page_router(page.read_assets()))
     for router in ours:
