@@ -284,7 +284,8 @@ async def precompute_voice(
         work = handler.speakers.encodings.precompute(found, force=force, urgent=urgent)
         existed = await unless_client_leaves(raw_request, work)
     except errors.ServerFaultError as exc:
-        return routing.json_response(exc, **{**answer, "cache_status": "failed"})
+        name = found.record.name
+        return routing.json_response(exc, voice=name, cache_status="failed")
     if existed is None:
         return JSONResponse({**answer, "cache_status": "processing"}, 202)
     if existed:
