@@ -94,13 +94,13 @@ class Speech(serving.CachedServingSpeech):
             audio_obj.audio_tensor = np.clip(louder, -1.0, 1.0).astype(np.float32)
         return super().create_audio(audio_obj)
 
-    def check_extras(self, extras: Any) -> None:
+    def check_fields(self, given: Any) -> None:
         """Refuse settings with which the model would answer no request.
 
         Raises: InvalidSpeakerError.
         """
-        super().check_extras(extras)
-        adapter, kept = self.cached_adapter, extras.get("settings")
+        super().check_fields(given)
+        adapter, kept = self.cached_adapter, given.get("settings")
         if not kept or adapter is None or not adapter.tts_cache_clones:
             return
         asked = serving.OpenAICreateSpeechRequest(input="A.", ref_text="A.", voice="v")

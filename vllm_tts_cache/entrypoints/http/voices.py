@@ -233,7 +233,7 @@ async def change_voice(
     which ways the voice can be cloned: `modes` lists them.
     """
     parsed = changes.parsed()
-    handler.check_changes(parsed)
+    handler.check_fields(parsed.given)
     changed = await handler.speakers.change(tenant, name, parsed)
     found = await handler.speakers.lookups.get(tenant, changed.speaker_id)
     return await _shown(handler.speakers, found)

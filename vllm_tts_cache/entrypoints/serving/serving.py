@@ -17,7 +17,7 @@ from vllm_omni.utils.speaker_cache import get_speaker_cache
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
+from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.config import OUTPUT_RATES_HZ, load_settings
 from vllm_tts_cache.entrypoints.metrics import process_metrics
 from vllm_tts_cache.entrypoints.serving import adapter as adapters
@@ -171,32 +171,19 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         other, note = self.other_model, self.note
         if note is not None and not (other.takes_embeddings or other.takes_clips):
             raise served_model.CannotCloneError(note)
-        self._check_name(name)
-        self._check_ref_text(ref_text)
-        self.check_extras(extras)
+        self.check_fields({"name": name, "ref_text": ref_text, **extras})
 
-    def check_changes(self, changes: SpeakerChanges) -> None:
-        """Refuse a built-in name, and a transcript that the model would misread.
+    def check_fields(self, given: Mapping[str, Any]) -> None:
+        """Refuse built-in names, and a transcript that the model would misread.
 
         Raises: InvalidSpeakerError.
         """
-        if "name" in changes.given:
-            self._check_name(changes.given["name"])
-        self._check_ref_text(changes.given.get("ref_text"))
-        self.check_extras(changes.given)
-
-    def check_extras(self, extras: Mapping[str, Any]) -> None:
-        """Refuse aliases that are built-in names. Raises: InvalidSpeakerError."""
-        for alias in extras.get("aliases") or ():
-            self._check_name(alias)
-
-    def _check_name(self, name: str) -> None:
-        if fold(name) in {fold(builtin) for builtin in self.builtin_names}:
-            reason = f"{name!r} is a built-in voice of this model; choose another"
-            raise errors.InvalidSpeakerError("name", reason)
-
-    def _check_ref_text(self, ref_text: str | None) -> None:
-        adapter = self.cached_adapter
+        builtin = set(map(fold, self.builtin_names))
+        for name in filter(None, (given.get("name"), *(given.get("aliases") or ()))):
+            if fold(name) in builtin:
+                reason = f"{name!r} is a built-in voice of this model; choose another"
+                raise errors.InvalidSpeakerError("name", reason)
+        adapter, ref_text = self.cached_adapter, given.get("ref_text")
         if adapter is not None and ref_text is not None:
             adapter.tts_cache_check_text("ref_text", ref_text)
 
