@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, UploadFile
+from fastapi import APIRouter, File, Form, Header, Query, Request, UploadFile
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Message, Receive, Scope, Send
@@ -86,79 +86,22 @@ class PlacedFile(StreamingResponse):
             self._leave()
 
 
-class FilePart:
-    """The part of a file that a request asks for: all, a range, or its headers."""
-
-    def __init__(
-        self,
-        request: Request,
-        asked_range: Annotated[
-            str | None,
-            Header(
-                alias="Range",
-                description="one range of bytes",
-                examples=["bytes=0-1023"],
-            ),
-        ] = None,
-        if_range: Annotated[
-            str | None,
-            Header(
-                alias="If-Range",
-                description="the `ETag` of the file that the range is of",
-                examples=['"5f0c2b9a64d1473e8a1b2c3d4e5f6071"'],
-            ),
-        ] = None,
-    ):
-        self._is_head = request.method == "HEAD"
-        self._range, self._if_range = asked_range, if_range
-
-    def answer(
-        self,
-        data: bytes,
-        leave: Callable[[], None],
-        media_type: str,
-        headers: Mapping[str, str],
-        etag: str,
-    ) -> Response:
-        """Return the answer that sends the part of a file that is in memory.
-
-        ``etag`` names the file's bytes. Raises: RangeNotSatisfiableError.
-        """
-        headers = {**headers, "Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
-        if self._is_head:
-            leave()
-            headers["Content-Length"] = str(len(data))
-            return Response(media_type=media_type, headers=headers)
-        if (part := self._part(len(data), headers["ETag"])) is None:
-            return PlacedFile(data, leave, media_type, headers)
-        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"
-        answer = PlacedFile(data[part.start : part.stop], leave, media_type, headers)
-        answer.status_code = 206
-        return answer
-
-    def _part(self, num_bytes: int, etag: str) -> range | None:
-        """Return which bytes are requested; None for all.
-
-        Raises: RangeNotSatisfiableError.
-        """
-        named = _RANGE.fullmatch((self._range or "").strip())
-        if named is None or self._if_range not in (None, etag):
+def _requested(asked_range: str, num_bytes: int) -> range | None:
+    """Return which bytes a range is; None for all. Raises: RangeNotSatisfiableError."""
+    if (named := _RANGE.fullmatch(asked_range.strip())) is None:
+        return None
+    first, last = (None if each is None else int(each) for each in named.groups())
+    if first is None:
+        if last is None:
             return None
-        first, last = (None if each is None else int(each) for each in named.groups())
-        if first is None:
-            if last is None:
-                return None
-            part = range(max(0, num_bytes - last), num_bytes)
-        elif last is not None and last < first:
-            return None
-        else:
-            part = range(num_bytes)[first : None if last is None else last + 1]
-        if not part:
-            raise RangeNotSatisfiableError(named.group(), num_bytes)
-        return part
-
-
-RequestedPart = Annotated[FilePart, Depends()]
+        part = range(max(0, num_bytes - last), num_bytes)
+    elif last is not None and last < first:
+        return None
+    else:
+        part = range(num_bytes)[first : None if last is None else last + 1]
+    if not part:
+        raise RangeNotSatisfiableError(named.group(), num_bytes)
+    return part
 
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -206,10 +149,24 @@ async def check_clip(
     response_class=Response,
 )
 async def get_audio(
+    request: Request,
     handler: Handler,
     tenant: CallingTenant,
     name: forms.VoiceName,
-    part: RequestedPart,
+    asked_range: Annotated[
+        str | None,
+        Header(
+            alias="Range", description="one range of bytes", examples=["bytes=0-1023"]
+        ),
+    ] = None,
+    if_range: Annotated[
+        str | None,
+        Header(
+            alias="If-Range",
+            description="the `ETag` of the file that the range is of",
+            examples=['"5f0c2b9a64d1473e8a1b2c3d4e5f6071"'],
+        ),
+    ] = None,
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
     speakers = handler.speakers
@@ -219,8 +176,21 @@ async def get_audio(
     try:
         found = await speakers.lookups.get(tenant, name)
         data, media_type = await speakers.lookups.audio(found.record)
-        etag = f"{found.record.audio_sha256}-{len(data):x}"
-        return part.answer(data, leave, media_type, FILE_HEADERS, etag)
+        etag = f'"{found.record.audio_sha256}-{len(data):x}"'
+        headers = {**FILE_HEADERS, "Accept-Ranges": "bytes", "ETag": etag}
+        if request.method == "HEAD":
+            leave()
+            headers["Content-Length"] = str(len(data))
+            return Response(media_type=media_type, headers=headers)
+        part = None
+        if asked_range is not None and if_range in (None, etag):
+            part = _requested(asked_range, len(data))
+        if part is None:
+            return PlacedFile(data, leave, media_type, headers)
+        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"
+        answer = PlacedFile(data[part.start : part.stop], leave, media_type, headers)
+        answer.status_code = 206
+        return answer
     except BaseException:
         leave()
         raise
