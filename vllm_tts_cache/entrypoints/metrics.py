@@ -270,10 +270,7 @@ class Turn:
         self.is_first = True
 
     def is_ours(self) -> bool:
-        """Take the turn if no process has it; return whether this process has it.
-
-        Raises: OSError.
-        """
+        """Take the turn if it is free; return whether it is ours. Raises: OSError."""
         if self._directory is None or self._handle is not None:
             return True
         path = self._directory / _LOCK_NAME

@@ -95,10 +95,7 @@ class Speech(serving.CachedServingSpeech):
         return super().create_audio(audio_obj)
 
     def check_fields(self, given: Any) -> None:
-        """Refuse settings with which the model would answer no request.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse settings that the model cannot use. Raises: InvalidSpeakerError."""
         super().check_fields(given)
         adapter, kept = self.cached_adapter, given.get("settings")
         if not kept or adapter is None or not adapter.tts_cache_clones:

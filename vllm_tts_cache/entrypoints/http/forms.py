@@ -84,10 +84,7 @@ async def upload_of_form(
     ] = "audio_sample",
     idempotency_key: RepeatedKey = None,
 ) -> Upload:
-    """Read the fields of a registration that do not depend on its clips.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Read the fields that do not depend on clips. Raises: InvalidSpeakerError."""
     if type == "prompt":
         reason = (
             "this server makes no voices from descriptions. Register one from a clip "
@@ -171,10 +168,7 @@ class VoiceChanges(BaseModel):
 
 
 def parse_time(given: str | float | None) -> float | None:
-    """Return Unix seconds; an ISO 8601 time without a zone is UTC.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Return Unix seconds; UTC where no zone is given. Raises: InvalidSpeakerError."""
     if given is None or given == "":
         return None
     with suppress(ValueError):
@@ -240,10 +234,7 @@ def without_empty(files: Any) -> Any:
 
 
 async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
-    """Return the bytes of a voice's clips.
-
-    Raises: InvalidAudioError if one is too large.
-    """
+    """Return the clips' bytes. Raises: InvalidAudioError if one is too large."""
     read: list[bytes] = []
     for index, file in enumerate(files):
         with naming(name_of(index)) if len(files) > 1 else nullcontext():

@@ -159,10 +159,7 @@ class CachedAdapter:
             return await self._spoken(request, sampling_params_list, counted)
 
     async def tts_cache_prepared(self, request: Any) -> PreparedRequest:
-        """Build a registered voice's prompt for a request of this plugin's own.
-
-        Raises: As `build`.
-        """
+        """Build a voice's prompt for a request of our own. Raises: As `build`."""
         found = await self._found(request)
         return await self._cloned(request, found, CountedRequest())
 

@@ -188,10 +188,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             adapter.tts_cache_check_text("ref_text", ref_text)
 
     def check_embedding(self, embedding: tuple[float, ...]) -> None:
-        """Refuse a raw embedding that the model cannot speak with.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse an embedding that does not fit. Raises: InvalidSpeakerError."""
         field = "speaker_embedding"
         if (family := self.served_family) is not None:
             request_speaker.embedding_mode(family, field)

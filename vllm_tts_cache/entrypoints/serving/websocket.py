@@ -205,10 +205,7 @@ class _Session(WebSocket):
 
 
 def _check_fields(config: dict[str, Any]) -> None:
-    """Refuse what the host refuses, in sentences instead of pydantic's text.
-
-    Raises: InvalidRequestError.
-    """
+    """Refuse what pydantic would, in sentences. Raises: InvalidRequestError."""
     fields = {name: value for name, value in config.items() if name != "type"}
     try:
         StreamingSpeechSessionConfig(**fields)

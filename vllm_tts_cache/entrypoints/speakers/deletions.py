@@ -266,10 +266,7 @@ class Deletions:
         self._recover_after_outage()
 
     async def _delete_expired(self) -> None:
-        """Begin to delete expired voices; of many, the next rounds delete the rest.
-
-        Raises: StorageError.
-        """
+        """Begin to delete expired voices, of many some. Raises: StorageError."""
         now = time.monotonic()
         # No more than a client's deletion may wait for.
         if now < self._next_expiry or len(self._deleted) >= MAX_EXPIRED:
@@ -351,10 +348,7 @@ class Deletions:
         await self._own.run(self._store.participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:
-        """Delete all that is remembered, after an absence of this process.
-
-        Raises: WorkerRPCError.
-        """
+        """Delete all that is remembered after an absence. Raises: WorkerRPCError."""
         if (absence := self._store.participants.missed()) is None:
             return
         again = DeleteCall(audio_sha256s=sorted(self._busy))
@@ -395,10 +389,7 @@ class Deletions:
             await self._removals.run(self._store.sweep)
 
     async def _adopt_orphans(self) -> None:
-        """Remove files of deletions that another process has not gone on with.
-
-        Raises: StorageError.
-        """
+        """Go on with removals that another process left. Raises: StorageError."""
         now = time.monotonic()
         unfinished = await self._own.run(self._store.unfinished_deletions, MAX_SEEN)
         self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}

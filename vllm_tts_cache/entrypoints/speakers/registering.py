@@ -54,10 +54,7 @@ class Upload:
         return {**asdict(self), "tenant": tenant.name, "idempotency_key": key}
 
     def check_texts(self) -> None:
-        """Refuse an invalid name or text, before the clips are read.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse invalid texts before clips are read. Raises: InvalidSpeakerError."""
         # As of a speaker with any sample: this one's is not read yet.
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         NewSpeaker(**{**given, "idempotency_key": None}, embedding=(0.0,))
@@ -172,10 +169,7 @@ class Uploads:
         return await self._threads.run(keep)
 
     def check_number(self, num_clips: int) -> None:
-        """Refuse more clips than the model takes for one voice.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse more clips than the model takes. Raises: InvalidSpeakerError."""
         if (problem := clips_problem(self._family(), num_clips)) is not None:
             raise InvalidSpeakerError("audio_sample", problem)
 
