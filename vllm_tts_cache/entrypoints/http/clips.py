@@ -135,10 +135,7 @@ async def check_clip(
 
 @router.head(
     "/v1/audio/voices/{name}/audio",
-    responses={
-        200: {"description": "the headers of the file"},
-        **models.refusals(404),
-    },
+    responses={200: {"description": "the headers of the file"}, **models.refusals(404)},
     response_class=Response,
     description="The headers that a GET answers with: how long the file is, and its "
     "`ETag`.",

@@ -59,8 +59,7 @@ async def upload_of_form(
         Form(description="a JSON object of texts", examples=['{"gender": "female"}']),
     ] = None,
     aliases: Annotated[
-        str | None,
-        Form(description="other names: a JSON list", examples=['["alloy"]']),
+        str | None, Form(description="other names: a JSON list", examples=['["alloy"]'])
     ] = None,
     settings: Annotated[
         str | None,

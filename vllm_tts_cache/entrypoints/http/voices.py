@@ -149,8 +149,7 @@ async def _page(
     after: Annotated[
         str | None,
         Query(
-            description="`next` of the last page, a name, or an id",
-            examples=["keeper"],
+            description="`next` of the last page, a name, or an id", examples=["keeper"]
         ),
     ] = None,
     search: Search = None,
