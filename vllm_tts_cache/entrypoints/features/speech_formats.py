@@ -308,13 +308,10 @@ class VapiRequest(BaseModel):
 
 
 _EXAMPLE = {"type": "voice-request", "text": "Hello there.", "sampleRate": 24000}
-_SPEECH: dict[str, Any] = {
-    **speech_routes.SPEECH,
-    "openapi_extra": speech_routes.example({"message": _EXAMPLE}),
-}
+_SHOWN = {"openapi_extra": speech_routes.example({"message": _EXAMPLE})}
 
 
-@vapi_router.post("/v1/vapi/{name}", **_SPEECH)
+@vapi_router.post("/v1/vapi/{name}", **{**speech_routes.SPEECH, **_SHOWN})
 async def speak_for_vapi(
     name: VoiceName, asked: VapiRequest, raw_request: Request
 ) -> Any:

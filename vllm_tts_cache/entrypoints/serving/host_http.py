@@ -25,8 +25,7 @@ from vllm_tts_cache.logs import encodable
 
 _MAX_MESSAGE_CHARS = 2000  # messages may quote what a client sent
 _MAX_FIELDS = 5
-_MAX_FIELD_CHARS = 64
-_MAX_VALUE_CHARS = 64
+_MAX_FIELD_CHARS = _MAX_VALUE_CHARS = 64
 _MAX_REASON_CHARS = 300
 _AS_FILE = "as a file: its part of the form needs a filename (curl: -F {}=@clip.wav)"
 # How pydantic's messages begin that name the expected type or form of a value.
