@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.limits import AudioWarning
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import voice_timbre
@@ -25,15 +26,6 @@ from vllm_tts_cache.entrypoints.features.timbre import (
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.registering import Compared, Upload
-from vllm_tts_cache.errors import (
-    ConsentNotFoundError,
-    InvalidSpeakerError,
-    SourceCorruptError,
-    SpeakerExistsError,
-    SpeakerRequestError,
-    StorageError,
-    log_text_of,
-)
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import Tenant
@@ -87,13 +79,13 @@ class Comparison:
         """
         try:
             return self._compared(tenant, upload, audio)
-        except SpeakerRequestError:
+        except errors.SpeakerRequestError:
             raise
         except Exception as exc:
             if self._refuses and upload is not None:
                 raise
             message = "Clips are not compared: %s"
-            throttled.warn_of("comparing", message, log_text_of(exc))
+            throttled.warn_of("comparing", message, errors.log_text_of(exc))
             return (), lambda _record: None
 
     def _compared(
@@ -103,7 +95,7 @@ class Comparison:
 
         def keep(record: SpeakerRecord) -> None:
             """Keep how it sounds; if that fails now, it is heard again."""
-            with suppress(StorageError):
+            with suppress(errors.StorageError):
                 self._keep(record.generation, audio, vectors)
 
         if not vectors or (upload is not None and self._was_done(tenant, upload)):
@@ -115,12 +107,12 @@ class Comparison:
             alike = f"sounds almost the same ({similarity:.2f})"
             if refuses:
                 hint = "If that is another person, ask who runs this server."
-                raise SpeakerExistsError(name, hint=f"and {alike}. {hint}")
+                raise errors.SpeakerExistsError(name, hint=f"and {alike}. {hint}")
             text = f"The voice {name!r} is there already, and {alike}."
             found.append(AudioWarning("similar_voice", text))
         if upload is not None and (doubt := self._doubt(tenant, upload, vectors)):
             if refuses:
-                raise InvalidSpeakerError("consent", doubt)
+                raise errors.InvalidSpeakerError("consent", doubt)
             found.append(AudioWarning("other_speaker", f"Check the consent: {doubt}."))
         return tuple(found), keep
 
@@ -164,11 +156,11 @@ class Comparison:
             return None
         try:
             consent = self._store.consents.get(upload.consent, tenant.name)
-        except ConsentNotFoundError:  # registering says so
+        except errors.ConsentNotFoundError:  # registering says so
             return None
         try:
             audio = self._store.read_audio(consent.audio_sha256)
-        except SourceCorruptError:
+        except errors.SourceCorruptError:
             audio = None
         if audio is None:
             return "the recording is lost; record it again"
@@ -212,7 +204,7 @@ class Comparison:
                 return await self._threads.run(function, *args)
             except Exception as exc:  # noqa: BLE001
                 message = "No voice is heard: %s"
-                throttled.warn_of("hearing", message, log_text_of(exc))
+                throttled.warn_of("hearing", message, errors.log_text_of(exc))
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _hear_next(self, after: int) -> int:
@@ -227,7 +219,7 @@ class Comparison:
                 self._keep(number, audio, self._encoder.vectors(audio))
         except Exception as exc:  # noqa: BLE001
             message = "A voice is not heard: %s"
-            throttled.warn_of("hearing one", message, log_text_of(exc))
+            throttled.warn_of("hearing one", message, errors.log_text_of(exc))
         return number
 
 

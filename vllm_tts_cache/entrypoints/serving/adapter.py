@@ -30,14 +30,9 @@ from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.logs import logger
+from vllm_tts_cache.speaker import reference
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Family, Mode, family_of_model, refuse_tokens
-from vllm_tts_cache.speaker.reference import (
-    FIELD,
-    REQUEST_FIELD,
-    EncodingNeed,
-    SpeakerRef,
-)
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, speaking_tenant
 
@@ -265,7 +260,7 @@ class CachedAdapter:
             problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
             if problem is not None:
                 raise errors.InvalidAudioError(problem)
-            need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
+            need = reference.EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
             tenant = self._tenant.name if found is None else found.record.tenant
             stored = None if found is None else found.fingerprints
             encodings = self._service.encodings
@@ -287,7 +282,7 @@ class CachedAdapter:
             reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
             raise errors.SpeakerRequestError(reason)
         return Clip(
-            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
+            ref=reference.SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
             num_samples=record.num_samples,
             sample_rate_hz=record.sample_rate_hz,
             num_clips=1 if record.clip_starts_json is None else record.num_clips,
@@ -338,7 +333,7 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Return the speaker's address, and the transcript if its mode uses one."""
-        named: dict[str, Any] = {FIELD: speaker.clip.ref.to_wire()}
+        named: dict[str, Any] = {reference.FIELD: speaker.clip.ref.to_wire()}
         if speaker.request.ref_text is not None:
             named["ref_text"] = self.tts_cache_transcript(speaker.request.ref_text)
         return PreparedRequest(prompt=named, model_type=self.tts_cache_family.name)
@@ -399,7 +394,7 @@ class PromptingEngine:
         """Generate by ``speak``; the host's serving class passes all by name."""
 
         def submit(more: Mapping[str, Any]) -> AsyncIterator[Any]:
-            whole = {**prompt, **more, REQUEST_FIELD: request_id}
+            whole = {**prompt, **more, reference.REQUEST_FIELD: request_id}
             return self._engine.generate(prompt=whole, request_id=request_id, **options)
 
         return self._speak(request_id, submit)

@@ -4,17 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import IdempotencyKey, NewSpeaker, SpeakerRecord
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
-from vllm_tts_cache.errors import (
-    ConfigError,
-    InvalidAudioError,
-    InvalidSpeakerError,
-    LowQualityError,
-)
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import Family, clips_problem
 from vllm_tts_cache.store.consents import ConsentRecord
@@ -171,7 +166,7 @@ class Uploads:
     def check_number(self, num_clips: int) -> None:
         """Refuse more clips than the model takes. Raises: InvalidSpeakerError."""
         if (problem := clips_problem(self._family(), num_clips)) is not None:
-            raise InvalidSpeakerError("audio_sample", problem)
+            raise errors.InvalidSpeakerError("audio_sample", problem)
 
     def check_registrable(
         self, audio: ReferenceAudio, ref_text: str | None, *, measure: bool = False
@@ -184,16 +179,16 @@ class Uploads:
         """
         self.check_number(audio.num_clips)
         if (problem := self._problem(audio)) is not None:
-            raise InvalidAudioError(problem)
+            raise errors.InvalidAudioError(problem)
         if not measure and self._min_quality == "poor":
             return None
         try:
             quality = check_clip(audio, ref_text=ref_text)
-        except ConfigError as exc:
+        except errors.ConfigError as exc:
             throttled.warn_of("checking clips", "Clips are not checked: %s", exc)
             return None
         if is_below(quality.verdict, self._min_quality):
-            raise LowQualityError([reason.message for reason in quality.reasons])
+            raise errors.LowQualityError([reason.message for reason in quality.reasons])
         return quality
 
     def shutdown(self) -> None:
