@@ -18,13 +18,9 @@ from pydantic import BaseModel, Field
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.records import check_text
-from vllm_tts_cache.entrypoints.http import forms, models
+from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, FILE_HEADERS, answers
-from vllm_tts_cache.entrypoints.http.routing import (
-    CallingTenant,
-    GuardedRoute,
-    seconds_left,
-)
+from vllm_tts_cache.entrypoints.http.routing import CallingTenant, GuardedRoute
 from vllm_tts_cache.entrypoints.http.voices import Handler, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format
@@ -72,8 +68,9 @@ class PlacedFile(StreamingResponse):
         async def in_time(message: Message) -> None:
             nonlocal num_bytes
             num_bytes += len(message.get("body", b""))
+            left = routing.seconds_left(began, num_bytes)
             try:
-                await asyncio.wait_for(send(message), seconds_left(began, num_bytes))
+                await asyncio.wait_for(send(message), left)
             except TimeoutError:
                 # Ends as if the client had left: other requests wait for its slot.
                 raise OSError("the client reads too slowly") from None

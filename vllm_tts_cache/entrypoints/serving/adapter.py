@@ -159,10 +159,7 @@ class CachedAdapter:
         return await self._cloned(request, found, CountedRequest())
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Check the texts, and build a prompt without reference audio as the host does.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Build a prompt without reference audio. Raises: InvalidSpeakerError."""
         await CachedAdapter.check_texts(self, request, None)  # not those of a clone
         host: Any = super()
         return await host.build(request, *others)

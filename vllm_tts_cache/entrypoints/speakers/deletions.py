@@ -365,10 +365,7 @@ class Deletions:
             self._recover_at = time.monotonic()
 
     async def _delete_in_workers(self, call: DeleteCall) -> set[str]:
-        """Delete in workers; return audios that they encode or have copies of.
-
-        Raises: WorkerRPCError.
-        """
+        """Delete in workers; return audios still busy there. Raises: WorkerRPCError."""
         workers = self._encodings.cloning_workers()
         is_empty = not (call.audio_sha256s or call.everything)
         if is_empty or workers is None or workers.have_ended:
