@@ -11,14 +11,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from http import HTTPStatus
 from typing import Any
@@ -117,7 +110,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
 
 
 async def _late_calls(
-    calls: Collection["asyncio.Task[Any]"], *, seconds: float, is_one_enough: bool
+    calls: Sequence["asyncio.Task[Any]"], *, seconds: float, is_one_enough: bool
 ) -> set["asyncio.Task[Any]"]:
     """Return the calls that have not ended in time."""
     clock = asyncio.get_running_loop().time
