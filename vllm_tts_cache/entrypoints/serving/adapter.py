@@ -320,7 +320,7 @@ class _NoHostsAdapter:
         """Return what is wrong with a request, before its speaker is resolved."""
         return None if request.input.strip() else "Input text cannot be empty"
 
-    async def build(self, *_: Any) -> PreparedRequest:
+    async def build(self, _asked: Any, _params: Any, _clip: Any, /) -> PreparedRequest:
         """Leave a prompt without reference audio as the host builds it."""
         return PreparedRequest(prompt={})
 
