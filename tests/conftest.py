@@ -172,18 +172,24 @@ def store(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-async def server(
-    default_checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> AsyncIterator[Any]:
-    """The host's real server in this process, but for its engine."""
-    from tests.speech_server import Server, running
-
+def environment(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The variables that the test's marks name."""
     for mark in request.node.iter_markers("environment"):
         for name, value in mark.kwargs.items():
             monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+async def server(
+    environment: None,
+    default_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Any]:
+    """The host's real server in this process, but for its engine."""
+    from tests.speech_server import Server, running
 
     made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
     async with running(made) as server:

@@ -12,6 +12,7 @@ from vllm_tts_cache.config import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+COMPOSE = ROOT / "examples/open-webui/compose.yaml"
 PATTERNS = "deploy/*.yaml", ".github/*/*.yml", "examples/*/*.yaml"
 YAML = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 
@@ -27,12 +28,19 @@ def test_it_is_yaml_of_which_each_volume_is_declared(path):
     assert needed <= {*whole.get("services", ())}
 
 
-@pytest.mark.parametrize("path", [*DEPLOY.iterdir()], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DEPLOY.iterdir(), COMPOSE], ids=lambda p: p.name)
 def test_it_names_only_settings_that_there_are(path):
     assert {*re.findall(r"\bSPEAKER_\w+\b", path.read_text())} <= {*VARIABLES}
 
 
-def test_the_dockerfile_copies_what_the_wheel_is_made_of(tmp_path):
+def test_the_compose_file_serves_the_model_that_its_chat_asks_for():
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    named = services["chat"]["environment"]["AUDIO_TTS_MODEL"]
+    command = services["speech"]["command"]
+    assert f"--served-model-name={named}" in command and "--omni" in command
+
+
+def test_the_dockerfile_copies_what_the_wheel_is_made_of():
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     assert sum(line.startswith("FROM ") for line in lines) == 2
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.cli_runs import run
-from tests.contract.test_cli_voices import Served, clip_bytes, serving
+from tests.contract.test_cli_voices import clip_bytes
 from tests.in_process_workers import clip, decoded, new_speaker
 from tests.speaking import WAYS, data_url, refusal, registered, wav
-from tests.two_tenants import file_of, two_tenants
+from tests.two_tenants import file_of
 from vllm_tts_cache.catalogue import pages, schema
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerChanges
@@ -102,58 +102,53 @@ async def test_each_way_to_speak_takes_an_alias(server):
     assert (await server.client.delete(f"{VOICES}/b")).status_code == 400
 
 
-async def test_aliases_are_their_tenants(default_checkpoint, tmp_path, monkeypatch):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        voices = []
-        for side in (host.us, host.them):
-            made = await side.register("Ann", side.clip(), aliases='["alloy"]')
-            voices.append(made.json()["voice"]["audio_sha256"])
-        for side, sha in zip((host.us, host.them), voices, strict=True):
-            assert (await side.speak(voice="alloy")).status_code == 200
-            assert host.spoken() == sha
-        await host.us.client.patch(f"{VOICES}/Ann", json={"aliases": []})
-        assert (await host.us.speak(voice="alloy")).status_code == 400
-        assert (await host.them.speak(voice="alloy")).status_code == 200
+async def test_aliases_are_their_tenants(host):
+    voices = []
+    for side in (host.us, host.them):
+        made = await side.register("Ann", side.clip(), aliases='["alloy"]')
+        voices.append(made.json()["voice"]["audio_sha256"])
+    for side, sha in zip((host.us, host.them), voices, strict=True):
+        assert (await side.speak(voice="alloy")).status_code == 200
+        assert host.spoken() == sha
+    await host.us.client.patch(f"{VOICES}/Ann", json={"aliases": []})
+    assert (await host.us.speak(voice="alloy")).status_code == 400
+    assert (await host.them.speak(voice="alloy")).status_code == 200
 
 
-async def test_a_bundle_and_the_command_line_have_aliases(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    made = Served(default_checkpoint, tmp_path / "speakers", monkeypatch)
+async def test_a_bundle_and_the_command_line_have_aliases(served, tmp_path):
     file, sheet = tmp_path / "clip.wav", tmp_path / "voices.csv"
     file.write_bytes(clip_bytes())
     sheet.write_text("name,audio,consent,aliases\nBob,clip.wav,yes,echo; fable\n")
-    async with serving(made) as server:
 
-        async def voices(*arguments):
-            done = await run("voices", *arguments, url=server.url)
-            return done.status, done.out + done.err
+    async def voices(*arguments):
+        done = await run("voices", *arguments, url=served.url)
+        return done.status, done.out + done.err
 
-        added = "add", "Ann", file, "--consent", "yes", "--alias", "alloy"
-        assert (await voices(*added))[0] == 0
-        assert "1 unchanged" in (await voices(*added))[1]
-        assert (await voices("add", "--manifest", sheet))[0] == 0
-        assert "echo, fable" in (await voices("show", "Bob"))[1]
-        assert (await voices("edit", "echo", "--alias", "nova"))[0] == 0
-        assert (await voices("show", "fable"))[0] == 4
-        assert (await voices("export", "alloy", "--out", tmp_path / "a.voice"))[0] == 0
-        importing = "import", tmp_path / "a.voice", "--name", "Cid", "--on-conflict"
-        assert "alias" in (await voices(*importing, "fail"))[1]
-        for _ in range(2):  # it is there the second time
-            assert (await voices(*importing, "rename"))[0] == 0
-        assert "aliases" not in (await server.client.get(f"{VOICES}/Cid")).text
-        assert (await server.client.get(f"{VOICES}/Cid (2)")).status_code == 404
-        assert "alias" in (await voices("add", "alloy", file, "--consent", "yes"))[1]
-        twice = *added[:-1], "Alloy", "--alias", "ALLOY"
-        assert (await voices(*twice, "--replace"))[0] == 0
-        assert "1 unchanged" in (await voices(*twice))[1]
-        await voices("export", "Ann", "--out", tmp_path / "a.voice", "--replace")
-        assert (await voices("rm", "Ann", "--yes"))[0] == 0
-        assert (await voices("import", tmp_path / "a.voice"))[0] == 0
-        shown = (await server.client.get(f"{VOICES}/alloy")).json()["voice"]
-        assert shown["name"] == "Ann"
-        assert (await voices("edit", "Ann", "--clear", "aliases"))[0] == 0
-        assert (await server.client.get(f"{VOICES}/alloy")).status_code == 404
+    added = "add", "Ann", file, "--consent", "yes", "--alias", "alloy"
+    assert (await voices(*added))[0] == 0
+    assert "1 unchanged" in (await voices(*added))[1]
+    assert (await voices("add", "--manifest", sheet))[0] == 0
+    assert "echo, fable" in (await voices("show", "Bob"))[1]
+    assert (await voices("edit", "echo", "--alias", "nova"))[0] == 0
+    assert (await voices("show", "fable"))[0] == 4
+    assert (await voices("export", "alloy", "--out", tmp_path / "a.voice"))[0] == 0
+    importing = "import", tmp_path / "a.voice", "--name", "Cid", "--on-conflict"
+    assert "alias" in (await voices(*importing, "fail"))[1]
+    for _ in range(2):  # it is there the second time
+        assert (await voices(*importing, "rename"))[0] == 0
+    assert "aliases" not in (await served.client.get(f"{VOICES}/Cid")).text
+    assert (await served.client.get(f"{VOICES}/Cid (2)")).status_code == 404
+    assert "alias" in (await voices("add", "alloy", file, "--consent", "yes"))[1]
+    twice = *added[:-1], "Alloy", "--alias", "ALLOY"
+    assert (await voices(*twice, "--replace"))[0] == 0
+    assert "1 unchanged" in (await voices(*twice))[1]
+    await voices("export", "Ann", "--out", tmp_path / "a.voice", "--replace")
+    assert (await voices("rm", "Ann", "--yes"))[0] == 0
+    assert (await voices("import", tmp_path / "a.voice"))[0] == 0
+    shown = (await served.client.get(f"{VOICES}/alloy")).json()["voice"]
+    assert shown["name"] == "Ann"
+    assert (await voices("edit", "Ann", "--clear", "aliases"))[0] == 0
+    assert (await served.client.get(f"{VOICES}/alloy")).status_code == 404
 
 
 @pytest.mark.every_backend
@@ -207,13 +202,12 @@ async def test_the_default_voice_speaks_for_nobody(server):
     assert spoken(server) == bob
 
 
-async def test_each_tenant_has_its_default(default_checkpoint, tmp_path, monkeypatch):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        for side in (host.us, host.them):
-            await side.register(side.tenant, side.clip())
-        entries = json.loads(file_of(host.us, host.them))
-        entries["tenants"][0]["default_voice"] = "acme"
-        host.path.write_text(json.dumps(entries))
-        host.server.service.tenants.reload()
-        assert (await host.us.speak()).status_code == 200
-        assert (await host.them.speak()).status_code == 400
+async def test_each_tenant_has_its_default(host):
+    for side in (host.us, host.them):
+        await side.register(side.tenant, side.clip())
+    entries = json.loads(file_of(host.us, host.them))
+    entries["tenants"][0]["default_voice"] = "acme"
+    host.path.write_text(json.dumps(entries))
+    host.server.service.tenants.reload()
+    assert (await host.us.speak()).status_code == 200
+    assert (await host.them.speak()).status_code == 400

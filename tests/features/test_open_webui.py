@@ -1,7 +1,6 @@
 """Open WebUI finds the voices by the requests that its code sends (0.12.4)."""
 
 from tests.speaking import registered
-from tests.two_tenants import two_tenants
 
 
 def listed(answer):
@@ -30,21 +29,17 @@ async def test_it_lists_voices_and_speaks(server):
         assert (await server.client.get(path)).status_code == 404
 
 
-async def test_a_base_is_of_one_tenant_and_gives_names_alone(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        for side, name in ((host.us, "Ann"), (host.them, "Bea")):
-            await side.register(name, side.clip(), ref_text=side.words)
-        ours, theirs = await base_of(host.us.client), await base_of(host.them.client)
-        assert ours != theirs
-        paths = [f"{base}/audio/voices" for base in (ours, theirs)]
-        found = [listed(await host.anyone.get(path)) for path in paths]
-        assert [set(names) - {"default"} for names in found] == [{"Ann"}, {"Bea"}]
-        assert (await host.anyone.get("/v1/open_webui")).status_code == 401
-        body = {"input": "Hello.", "voice": "Ann", "model": "m"}
-        for sender, status in ((host.anyone, 401), (host.us.client, 200)):
-            said = await sender.post(
-                f"{ours}/audio/speech", json=body, follow_redirects=True
-            )
-            assert said.status_code == status
+async def test_a_base_is_of_one_tenant_and_gives_names_alone(host):
+    for side, name in ((host.us, "Ann"), (host.them, "Bea")):
+        await side.register(name, side.clip(), ref_text=side.words)
+    ours, theirs = await base_of(host.us.client), await base_of(host.them.client)
+    assert ours != theirs
+    paths = [f"{base}/audio/voices" for base in (ours, theirs)]
+    found = [listed(await host.anyone.get(path)) for path in paths]
+    assert [set(names) - {"default"} for names in found] == [{"Ann"}, {"Bea"}]
+    assert (await host.anyone.get("/v1/open_webui")).status_code == 401
+    speech = f"{ours}/audio/speech"
+    body = {"input": "Hello.", "voice": "Ann", "model": "m"}
+    for sender, status in ((host.anyone, 401), (host.us.client, 200)):
+        said = await sender.post(speech, json=body, follow_redirects=True)
+        assert said.status_code == status

@@ -8,10 +8,8 @@ import soundfile
 
 from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import run
-from tests.contract.test_cli_voices import Served, serving
 from tests.features.test_names import add, change
 from tests.speaking import wav
-from tests.two_tenants import two_tenants
 from tests.waiting import soon
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -254,24 +252,21 @@ async def test_voices_of_before_or_of_a_bundle_are_heard(server, monkeypatch):
         comparison.shutdown()
 
 
-async def test_no_tenant_is_told_of_others(default_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEAKER_SIMILARITY", "tell")
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        assert codes(await host.us.register("Keeper", KEEPER)) == []
-        assert codes(await host.them.register("Other", SAME)) == []
-        assert "similar_voice" not in await check(host.them.client, BAKER)
-        assert "'Other'" in (await check(host.them.client, KEEPER))["similar_voice"]
+@telling
+async def test_no_tenant_is_told_of_others(host):
+    assert codes(await host.us.register("Keeper", KEEPER)) == []
+    assert codes(await host.them.register("Other", SAME)) == []
+    assert "similar_voice" not in await check(host.them.client, BAKER)
+    assert "'Other'" in (await check(host.them.client, KEEPER))["similar_voice"]
 
 
-async def test_the_command_line_says_it(default_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEAKER_SIMILARITY", "tell")
-    directory = tmp_path / "speakers"
-    async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
-        (tmp_path / "same.wav").write_bytes(SAME)
-        for name, path in (("Keeper", SPEECH.path), ("Other", tmp_path / "same.wav")):
-            add = "voices", "add", name, str(path), "--consent", "yes"
-            done = await run(*add, url=server.url)
-            assert done.status == 0, done.err
+@telling
+async def test_the_command_line_says_it(served, tmp_path):
+    (same := tmp_path / "same.wav").write_bytes(SAME)
+    for name, path in (("Keeper", SPEECH.path), ("Other", same)):
+        add = "voices", "add", name, path, "--consent", "yes"
+        done = await run(*add, url=served.url)
+        assert done.status == 0, done.err
     assert "'Keeper' is there already" in done.out + done.err
 
 

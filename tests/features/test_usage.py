@@ -8,9 +8,9 @@ import pytest
 
 from tests import store_samples
 from tests.cli_runs import run
-from tests.contract.test_cli_voices import Served, clip_bytes, serving
+from tests.contract.test_cli_voices import clip_bytes
 from tests.speaking import WAYS, by_websocket, data_url, refusal, registered, wav
-from tests.two_tenants import ADMIN_KEY, two_tenants
+from tests.two_tenants import ADMIN_KEY
 from vllm_tts_cache.catalogue import voice_usage
 from vllm_tts_cache.catalogue.voice_usage import Counts, Key
 from vllm_tts_cache.entrypoints.serving import request_speaker
@@ -145,27 +145,25 @@ async def test_pages_end(server):
     assert "next" not in whole and whole["totals"]["requests"] == 3
 
 
-async def test_a_tenant_sees_its_own(default_checkpoint, tmp_path, monkeypatch):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        for side in (host.us, host.them):
-            await side.register("Ann", side.clip())
-            assert (await side.speak(voice="Ann")).status_code == 200
-        for side in (host.us, host.them):
-            (row,) = (await side.client.get(USAGE)).json()["data"]
-            assert row["requests"] == 1 and "tenant" not in row
-        async with host.client(ADMIN_KEY) as admin:
-            rows = (await admin.get(USAGE)).json()["data"]
-        assert {row["tenant"] for row in rows} == {"acme", "zenith"}
-        assert (await host.anyone.get(USAGE)).status_code == 401
+async def test_a_tenant_sees_its_own(host):
+    for side in (host.us, host.them):
+        await side.register("Ann", side.clip())
+        assert (await side.speak(voice="Ann")).status_code == 200
+    for side in (host.us, host.them):
+        (row,) = (await side.client.get(USAGE)).json()["data"]
+        assert row["requests"] == 1 and "tenant" not in row
+    async with host.client(ADMIN_KEY) as admin:
+        rows = (await admin.get(USAGE)).json()["data"]
+    assert {row["tenant"] for row in rows} == {"acme", "zenith"}
+    assert (await host.anyone.get(USAGE)).status_code == 401
 
 
-async def test_the_command_line_shows_it(default_checkpoint, tmp_path, monkeypatch):
-    made = Served(default_checkpoint, tmp_path / "speakers", monkeypatch)
-    async with serving(made) as server:
-        assert "no voice spoke" in (await run("voices", "usage", url=server.url)).err
-        await server.register("Ann", clip_bytes())
-        assert (await server.speak(voice="Ann")).status_code == 200
-        done = await run("voices", "usage", url=server.url)
-        assert done.status == 0 and "Ann" in done.out and "total" in done.out
-        done = await run("voices", "usage", "--json", url=server.url)
-        assert done.json["totals"]["requests"] == 1
+async def test_the_command_line_shows_it(served):
+    usage = "voices", "usage"
+    assert "no voice spoke" in (await run(*usage, url=served.url)).err
+    await served.register("Ann", clip_bytes())
+    assert (await served.speak(voice="Ann")).status_code == 200
+    done = await run(*usage, url=served.url)
+    assert done.status == 0 and "Ann" in done.out and "total" in done.out
+    done = await run(*usage, "--json", url=served.url)
+    assert done.json["totals"]["requests"] == 1

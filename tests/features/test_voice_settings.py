@@ -10,7 +10,7 @@ import torch
 
 from tests import speaking
 from tests.cli_runs import run
-from tests.contract.test_cli_voices import Served, clip_bytes, serving
+from tests.contract.test_cli_voices import clip_bytes
 from tests.in_process_workers import clip, decoded, new_speaker
 from tests.speaking import BY_SOCKET, WAYS, by_commitment, refusal, registered, wav
 from tests.speech_server import listening
@@ -124,32 +124,28 @@ async def test_settings_that_cannot_be_are_a_400(server, settings):
     assert "settings" not in (await server.client.get(f"{VOICES}/Ann")).json()["voice"]
 
 
-async def test_the_command_line_and_a_bundle_have_them(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    made = Served(default_checkpoint, tmp_path / "speakers", monkeypatch)
+async def test_the_command_line_and_a_bundle_have_them(served, tmp_path):
     file, sheet = tmp_path / "clip.wav", tmp_path / "voices.csv"
     file.write_bytes(clip_bytes())
     sheet.write_text('name,audio,consent,settings\nBob,clip.wav,yes,"{""seed"": 3}"\n')
-    async with serving(made) as server:
 
-        async def voices(*arguments):
-            done = await run("voices", *arguments, url=server.url)
-            assert done.status == 0, done.err
-            return done.out
+    async def voices(*arguments):
+        done = await run("voices", *arguments, url=served.url)
+        assert done.status == 0, done.err
+        return done.out
 
-        told = "--setting", "speed=0.9", "--setting", "language=German"
-        await voices("add", "Ann", file, "--consent", "yes", *told)
-        assert "speed:0.9, language:German" in await voices("show", "Ann")
-        await voices("export", "Ann", "--out", tmp_path / "a.voice")
-        await voices("edit", "Ann", "--setting", "seed=4")
-        assert "seed:4" in await voices("show", "Ann")
-        await voices("import", tmp_path / "a.voice", "--on-conflict", "replace")
-        assert "speed:0.9" in await voices("show", "Ann")
-        await voices("add", "--manifest", sheet)
-        assert "seed:3" in await voices("show", "Bob")
-        await voices("edit", "Bob", "--clear", "settings")
-        assert "settings" not in await voices("show", "Bob")
+    told = "--setting", "speed=0.9", "--setting", "language=German"
+    await voices("add", "Ann", file, "--consent", "yes", *told)
+    assert "speed:0.9, language:German" in await voices("show", "Ann")
+    await voices("export", "Ann", "--out", tmp_path / "a.voice")
+    await voices("edit", "Ann", "--setting", "seed=4")
+    assert "seed:4" in await voices("show", "Ann")
+    await voices("import", tmp_path / "a.voice", "--on-conflict", "replace")
+    assert "speed:0.9" in await voices("show", "Ann")
+    await voices("add", "--manifest", sheet)
+    assert "seed:3" in await voices("show", "Bob")
+    await voices("edit", "Bob", "--clear", "settings")
+    assert "settings" not in await voices("show", "Bob")
 
 
 async def test_registering_anew_keeps_them(server):

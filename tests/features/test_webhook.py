@@ -14,8 +14,7 @@ from fastapi import FastAPI, Request, Response
 from tests import store_samples
 from tests.features.test_names import add
 from tests.speaking import registered, wav
-from tests.speech_server import Server, listening, running
-from tests.two_tenants import two_tenants
+from tests.speech_server import Server, listening
 from tests.waiting import soon
 from vllm_tts_cache.catalogue import voice_news
 from vllm_tts_cache.catalogue.records import Identity
@@ -96,9 +95,8 @@ def test_a_secret_that_signs_nothing_is_refused(secret):
 
 
 async def test_a_voice_is_told_of_when_it_is_ready_replaced_and_deleted(
-    server_with_receiver,
+    receiver, server
 ):
-    server, receiver = server_with_receiver
     await server.register("Early", wav(pitch_hz=150.0))
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: ("voice.ready", "Ann") in receiver.told)
@@ -122,9 +120,8 @@ async def test_a_voice_is_told_of_when_it_is_ready_replaced_and_deleted(
 
 
 async def test_what_a_receiver_does_not_take_is_told_again_by_the_same_id(
-    server_with_receiver,
+    receiver, server
 ):
-    server, receiver = server_with_receiver
     receiver.statuses = [500, 302, 307, 404, 520, 530]
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: receiver.told == [("voice.ready", "Ann")])
@@ -134,10 +131,7 @@ async def test_what_a_receiver_does_not_take_is_told_again_by_the_same_id(
     assert receiver.num_elsewhere == 0
 
 
-async def test_a_voice_that_cannot_be_encoded_is_told_with_the_reason(
-    server_with_receiver,
-):
-    server, receiver = server_with_receiver
+async def test_a_voice_that_cannot_be_encoded_is_told_with_the_reason(receiver, server):
     for encoder in server.encoders:
         encoder.errors.append(RuntimeError("no kernel"))
     await server.register("Ann", wav(pitch_hz=120.0), precompute="true")
@@ -146,31 +140,24 @@ async def test_a_voice_that_cannot_be_encoded_is_told_with_the_reason(
     assert failed["data"]["error"]
 
 
-async def test_a_private_address_is_not_told(
-    default_checkpoint, tmp_path, monkeypatch, receiver, plugin_log
-):
-    monkeypatch.delenv("SPEAKER_WEBHOOK_NETWORKS")
-    made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
-    async with running(made) as server:
-        await registered(server, "Ann", pitch_hz=120.0)
-        await soon(lambda: "SPEAKER_WEBHOOK_NETWORKS" in plugin_log.text)
-        assert receiver.got == [] and receiver.url not in plugin_log.text
-
-
-async def test_a_tenants_voice_is_told_with_its_tenant(
-    default_checkpoint, tmp_path, monkeypatch, receiver
-):
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        await host.us.register("Ann", wav(pitch_hz=120.0), precompute="true")
-        await soon(lambda: receiver.got)
-        assert receiver.got[0][1]["data"]["tenant"] == "acme"
-
-
 @pytest.fixture
-async def server_with_receiver(default_checkpoint, tmp_path, monkeypatch, receiver):
-    made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
-    async with running(made) as server:
-        yield server, receiver
+def nowhere_else(receiver, monkeypatch):
+    """The receiver's network is not one that the operator names."""
+    monkeypatch.delenv("SPEAKER_WEBHOOK_NETWORKS")
+
+
+async def test_a_private_address_is_not_told(
+    receiver, nowhere_else, server, plugin_log
+):
+    await registered(server, "Ann", pitch_hz=120.0)
+    await soon(lambda: "SPEAKER_WEBHOOK_NETWORKS" in plugin_log.text)
+    assert receiver.got == [] and receiver.url not in plugin_log.text
+
+
+async def test_a_tenants_voice_is_told_with_its_tenant(receiver, host):
+    await host.us.register("Ann", wav(pitch_hz=120.0), precompute="true")
+    await soon(lambda: receiver.got)
+    assert receiver.got[0][1]["data"]["tenant"] == "acme"
 
 
 def writing(store):
@@ -297,18 +284,14 @@ def failing(function, failures):
     return fails
 
 
-async def test_a_look_that_fails_ends_nothing(server_with_receiver, monkeypatch):
-    server, receiver = server_with_receiver
+async def test_a_look_that_fails_ends_nothing(receiver, server, monkeypatch):
     failures = [RuntimeError("a bug"), StorageError("down")]
     monkeypatch.setattr(voice_news, "has_new", failing(voice_news.has_new, failures))
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: receiver.told == [("voice.ready", "Ann")] and not failures)
 
 
-async def test_what_nobody_takes_is_given_up(
-    server_with_receiver, monkeypatch, plugin_log
-):
-    server, receiver = server_with_receiver
+async def test_what_nobody_takes_is_given_up(receiver, server, monkeypatch, plugin_log):
     monkeypatch.setattr(webhook, "MAX_ATTEMPTS", 3)
     receiver.statuses = [500] * 9
     await registered(server, "Ann", pitch_hz=120.0)
@@ -318,9 +301,8 @@ async def test_what_nobody_takes_is_given_up(
 
 
 async def test_what_is_not_noted_at_once_is_not_told_twice(
-    server_with_receiver, monkeypatch
+    receiver, server, monkeypatch
 ):
-    server, receiver = server_with_receiver
     monkeypatch.setattr(webhook, "_NOTE_AGAIN_SECONDS", (0.01, 0.01, 0))
     failures = [StorageError("busy"), StorageError("busy")]
     monkeypatch.setattr(voice_news, "told", failing(voice_news.told, failures))
