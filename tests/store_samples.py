@@ -8,7 +8,7 @@ import numpy as np
 from tests.encoding_samples import make_encoding
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.catalogue.records import NewSpeaker, SpeakerRecord
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.encoding import EncodingKey
@@ -69,6 +69,11 @@ def register(store: SpeakerStore, name: str, number: int = 0, **fields) -> Regis
     return store.registrations.register(
         voice(name, clip(number), **fields), clip(number)
     )
+
+
+def register_vector(store: SpeakerStore, name: str, **fields) -> SpeakerRecord:
+    """Register a voice that is an embedding."""
+    return store.registrations.register(voice(name, None, **fields), None).record
 
 
 def key(number: int = 0, encoder: str = "e") -> EncodingKey:

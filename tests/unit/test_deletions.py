@@ -460,6 +460,7 @@ async def test_outages_are_recovered_from_seldom_and_by_each_server_at_its_own_t
     assert len(planned) == 3
 
 
+@pytest.mark.every_backend
 async def test_a_server_that_is_shut_down_is_waited_for_no_longer(rig, tmp_path):
     other = Rig(tmp_path)
     await other.close()
@@ -486,13 +487,6 @@ async def test_who_looks_while_it_leaves_joins_no_more(rig, tmp_path, monkeypatc
     leaving.join()
     assert theirs.id is None and rig.store.participants.num_alive() == 0
     await other.close()
-
-
-async def test_deleting_a_voice_that_never_was_is_an_error_and_writes_nothing(rig):
-    for name in ("Bob", "", "\ud800", "a/b"):
-        with pytest.raises(errors.SpeakerNotFoundError):
-            await delete(rig, name)
-    assert rig.store.num_unfinished_deletions() == 0
 
 
 @pytest.mark.every_backend

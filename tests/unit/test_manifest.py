@@ -1,12 +1,11 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes
-from vllm_tts_cache.audio.decode import decode, decode_clips
+from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.entrypoints.cli.voices.manifest import (
     ManifestError,
     NewVoice,
@@ -157,14 +156,6 @@ def test_equal_texts_and_samples_are_no_difference():
     wav = sndfile_bytes(samples, 8_000, "WAV")
     there = registered(audio_sha256=decode(wav).audio.audio_sha256)
     assert voice().differences(there, [flac]) == []
-
-
-def test_several_clips_are_compared_as_one_audio():
-    two = replace(voice(), clips=(Path("a.wav"), Path("b.wav")), ref_text=" a\n\nb")
-    sha = decode_clips([CLIP, CLIP]).audio.audio_sha256
-    there = registered(audio_sha256=sha, ref_text="a\nb")
-    assert two.differences(there, [CLIP, CLIP]) == []
-    assert two.differences(there, [CLIP, CLIP, CLIP]) == ["audio"]
 
 
 @pytest.mark.parametrize(

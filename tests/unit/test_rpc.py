@@ -314,14 +314,6 @@ def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
 # -------- what the workers answer
 
 
-def test_a_worker_says_where_it_reads(tmp_path, workers, store):
-    [described] = workers.call(DESCRIBE, CALLS[DESCRIBE])
-    assert described.store_id == store.store_id.id != ""
-    assert described.store_place == store.store_id.place
-    assert described.store_place.endswith(f":{tmp_path}")
-    refuse_elsewhere([described], store.store_id)
-
-
 def test_a_decoder_tells_and_deletes_what_it_keeps():
     states = DecoderStates(max_bytes=100)
     states.get(SHA, "d", lambda: DecoderState("state", 40))

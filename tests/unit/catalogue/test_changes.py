@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from tests.store_samples import address, clip, delete, register, voice
+from tests.store_samples import address, clip, delete, register, register_vector, voice
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.names import (
     CONSENT_PREFIX,
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_by_its_name(given, field):
 
 
 def test_an_embedding_has_no_transcript(store):
-    store.registrations.register(voice("x", None), None)
+    register_vector(store, "x")
     with pytest.raises(InvalidSpeakerError, match="ref_text"):
         change(store, "x", ref_text="words")
 
@@ -165,7 +165,7 @@ def end(store, name):
 def test_of_voices_whose_end_has_come_the_names_alone_are_read(store):
     """A hundred thousand whole records were a gigabyte."""
     for number in range(20):
-        store.registrations.register(voice(str(number), None), None)
+        register_vector(store, str(number))
     values = {"consent": "x" * 1_000_000, "expires_at": time.time() - 1}
     with store.database.write() as db:
         db.execute(schema.speaker.update().values(**values))

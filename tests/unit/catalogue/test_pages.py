@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.store_samples import voice
+from tests.store_samples import register_vector
 from vllm_tts_cache.catalogue import pages
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, Page, cursor
 from vllm_tts_cache.catalogue.records import SpeakerChanges
@@ -31,9 +31,7 @@ def voices(store):
             "created_at": float(draw.randrange(5)),
         }
         name = f"{draw.choice('äBcD')}-{number}"
-        made.append(
-            store.registrations.register(voice(name, None, **fields), None).record
-        )
+        made.append(register_vector(store, name, **fields))
     return made
 
 
@@ -60,10 +58,7 @@ def paged(store, **fields: Any):
 @pytest.mark.parametrize("sort", SORTS)
 def test_voices_with_much_text_are_never_all_in_memory(store, sort):
     """A page of those from before there were limits was gigabytes."""
-    made = [
-        store.registrations.register(voice(f"v{n:03}", None), None).record
-        for n in range(150)
-    ]
+    made = [register_vector(store, f"v{n:03}") for n in range(150)]
     with store.database.write() as db:
         db.execute(text("UPDATE speaker SET consent = :t"), {"t": "x" * 1_000_000})
     tracemalloc.start()
@@ -126,7 +121,7 @@ def test_a_voice_that_changes_is_found_by_what_it_says_now(store, voices):
     ):
         assert store.names(page) == [name]
     store.remove_files(store.registrations.delete(name))
-    store.registrations.register(voice("new", None), None)
+    register_vector(store, "new")
     assert store.names(Page(limit=9, labels={"mood": "calm"})) == []
 
 

@@ -15,6 +15,7 @@ from tests.store_samples import (
     fill,
     opened,
     register,
+    register_vector,
     voice,
 )
 from vllm_tts_cache.audio.decode import join
@@ -30,12 +31,6 @@ from vllm_tts_cache.errors import (
     StorageError,
 )
 from vllm_tts_cache.store.speaker_store import SpeakerStore
-
-
-def vector(store: SpeakerStore, name: str, value: float = 0.5, **fields):
-    return store.registrations.register(
-        voice(name, None, embedding=(value,), **fields), None
-    ).record
 
 
 def found(store, name, *tenant):
@@ -63,16 +58,12 @@ def test_a_speaker_comes_back_as_it_was_registered(store):
     assert store.speaker_embedding(record) is None
 
 
-def of_two_clips(store, **fields):
-    audio = join([clip(0), clip(1, 3_000)])
-    return store.registrations.register(
-        voice("Ann", audio, clip_starts=(0, 2_000), **fields), audio
-    )
-
-
 @pytest.mark.every_backend
 def test_a_speaker_of_several_clips_comes_back_with_them(store):
-    record = of_two_clips(store, ref_text=" one \n\n two").record
+    audio = join([clip(0), clip(1, 3_000)])
+    fields: Any = {"clip_starts": (0, 2_000), "ref_text": " one \n\n two"}
+    new = voice("Ann", audio, **fields)
+    record = store.registrations.register(new, audio).record
     assert found(store, "ann") == record
     assert record.clip_starts == (0, 2_000) and record.num_clips == 2
     assert record.clip_seconds == [2_000 / RATE, 3_000 / RATE]
@@ -84,9 +75,7 @@ def test_a_speaker_of_several_clips_comes_back_with_them(store):
 @pytest.mark.every_backend
 def test_an_embedding_keeps_its_float32_values(store):
     values = (0.5, -1.25, 3.0)
-    record = store.registrations.register(
-        voice("x", None, embedding=values), None
-    ).record
+    record = register_vector(store, "x", embedding=values)
     assert (record.embedding_dim, record.audio_sha256, record.seconds) == (3, None, 0.0)
     assert store.speaker_embedding(record) == values
     deletion = store.registrations.delete("x")
@@ -135,25 +124,11 @@ LONGEST: dict[str, Any] = {
 
 
 @pytest.mark.every_backend
-def test_the_longest_texts_are_registered_as_they_are(store):
-    record = vector(store, "x", **LONGEST)
-    assert {field: getattr(record, field) for field in LONGEST} == LONGEST
-
-
-def test_a_message_says_which_text_is_too_long_and_what_is_allowed():
-    with pytest.raises(InvalidSpeakerError) as caught:
-        voice("x", None, original_filename="f" * 256)
-    assert str(caught.value) == (
-        "Invalid audio_sample: its file name has 256 characters, "
-        "at most 255 are allowed"
-    )
-
-
-@pytest.mark.every_backend
 def test_what_was_accepted_before_a_rule_is_taken_over_used_and_deleted(store):
+    register_vector(store, "of today", **LONGEST)
     longer: dict[str, Any] = {field: text + "+" for field, text in LONGEST.items()}
     for name in ("default", "adm\u200bin"):
-        record = vector(store, name, taken_over=True, **longer)
+        record = register_vector(store, name, taken_over=True, **longer)
         assert found(store, name) == record
         assert {field: getattr(record, field) for field in longer} == longer
         delete(store, name)
@@ -184,14 +159,12 @@ def test_nobody_is_found_and_deleting_nobody_says_so(store):
         assert store.progress(name) is None
         with pytest.raises(SpeakerNotFoundError):
             store.registrations.delete(name)
-    with pytest.raises(InvalidSpeakerError):
-        store.records(Page(limit=1, search="\ud800"))
 
 
 @pytest.mark.every_backend
 def test_search_takes_its_text_literally(store):
     for name in ("100%", "100x", "a_b", "aXb", "Straße"):
-        vector(store, name)
+        register_vector(store, name)
 
     def names(**query):
         return store.names(Page(**query))
@@ -207,7 +180,7 @@ def test_search_takes_its_text_literally(store):
 @pytest.mark.every_backend
 def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
     store = opened(tmp_path / "other")
-    vector(store, "ana")
+    register_vector(store, "ana")
     with store.database.write() as db:
         db.execute(text("UPDATE speaker SET name_key = 'Ana'"))
         db.execute(text("INSERT INTO usage VALUES ('inline', 1, 5, 5)"))
@@ -220,7 +193,7 @@ def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
 @pytest.mark.sqlite
 def test_a_closed_store_says_so_and_leaves_no_log(tmp_path):
     store = opened(tmp_path)
-    vector(store, "ana")
+    register_vector(store, "ana")
     store.close()
     store.close()
     with pytest.raises(StorageError, match="is closed"):
@@ -232,7 +205,7 @@ def test_a_closed_store_says_so_and_leaves_no_log(tmp_path):
 def test_emptying_the_log_says_whether_it_was_done(store):
     """SQLite answers that it was busy, and nobody read that."""
     database, log = store.database, store.directory / f"{FILE_NAME}-wal"
-    vector(store, "ana")
+    register_vector(store, "ana")
     with database.snapshot() as db:
         db.execute(text("SELECT name FROM speaker")).all()
         delete(store, "ana")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from tests.store_samples import delete, register, traces, voice
+from tests.store_samples import delete, register, register_vector, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import NewSpeaker, SpeakerChanges
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.stock_import import import_stock_voices
 from vllm_tts_cache.store.writer import Writer
@@ -88,7 +88,7 @@ def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
 
 def test_a_registered_voice_that_is_newer_stays(write, take_over, get, store):
     write("ana", 1000)
-    mine = store.registrations.register(voice("ANA", None), None).record
+    mine = register_vector(store, "ANA")
     report = take_over()
     assert (report.imported, len(report.skipped)) == ([], 1)
     assert get("ana") == mine
@@ -182,9 +182,8 @@ def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
     path = write("ana", 1000)
     take_over()
     audio = DecodedAudio(store.read_audio(get("ana").audio_sha256), ())
-    done = store.registrations.register(
-        voice("ana", audio, ref_text="other words"), audio
-    )
+    new = voice("ana", audio, ref_text="other words")
+    done = store.registrations.register(new, audio)
     store.remove_files(done.deletion)
     assert path.exists()  # going back to stock finds its voice
     delete(store, "ana")
@@ -201,9 +200,7 @@ def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
     take_over()
     # As a client sends it: float32 is what is kept, and what is compared.
     values = (0.1, 0.1, 0.1 if is_same else 0.2)
-    done = store.registrations.register(
-        NewSpeaker(name="Ana", consent="y", embedding=values), None
-    )
+    done = store.registrations.register(voice("Ana", None, embedding=values), None)
     if done.deletion is not None:
         store.remove_files(done.deletion)
     assert path.exists() is is_same
@@ -217,7 +214,7 @@ def test_stocks_files_go_with_their_renamed_voice_alone(write, take_over, store)
     paths.append(write("ana", 2000))
     assert take_over().imported == ["ana"]
     assert [path.exists() for path in paths] == [True, True]
-    store.registrations.register(voice("ana", None, tenant="other"), None)
+    register_vector(store, "ana", tenant="other")
     store.registrations.change("ana", SpeakerChanges({"name": "cleo"}), "other")
     store.registrations.change("ana", SpeakerChanges({"name": "bea"}))
     delete(store, "bea")
@@ -229,7 +226,7 @@ def test_a_name_that_another_tenant_deletes_is_still_taken_over(
 ):
     path = write("ana", 1000)
     take_over()
-    store.registrations.register(voice("ana", None, tenant="other"), None)
+    register_vector(store, "ana", tenant="other")
     store.remove_files(store.registrations.delete("ana", "other"))
     assert path.exists()
     write("ana", 2000)

@@ -93,9 +93,13 @@ def test_what_one_machine_stores_another_reads(fleet):
 
 def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
     one, other = two_machines(fleet)
+    register(one, "Bob", 0)
     other.read(key(0))
     other.read_audio(address(0))
     delete(one, "Ann")
+    other.copies.delete_unstored(address(0))
+    assert other.read_here(key(0)) and one.read(key(0)) is not None  # they are Bob's
+    delete(one, "Bob")
     assert objects_in(fleet) == []
     assert copies_in(one) == []
     # Each machine is asked, and deletes its own; see `entrypoints.deletions`.
@@ -118,18 +122,6 @@ def test_a_machine_that_was_away_removes_its_copies_of_what_is_gone(fleet):
     assert len(copies_in(other)) == 1
     assert traces(other.directory, address(0)) == []
     assert other.recover_copies() == []
-
-
-def test_what_another_voice_has_stays(fleet):
-    one, other = two_machines(fleet)
-    register(one, "Bob", 0)
-    other.read(key(0))
-    delete(one, "Ann")
-    other.copies.delete_unstored(address(0))
-    assert other.read_here(key(0))
-    assert one.read(key(0)) is not None
-    delete(one, "Bob")
-    assert objects_in(fleet) == []
 
 
 def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(

@@ -19,7 +19,7 @@ from sqlalchemy import event
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.encoding_samples import assert_same, make_encoding
-from tests.store_samples import clip, delete, key, opened, voice
+from tests.store_samples import clip, delete, key, opened, register_vector, voice
 from vllm_tts_cache.audio.decode import decode_clips, join
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.pages import Page
@@ -242,7 +242,7 @@ def test_what_cannot_be_registered_leaves_no_recording(exported, other):
     "embedding", (b"", b"abc", bytes(4 * 5000), struct.pack("<f", float("nan")))
 )
 def test_an_embedding_that_cannot_be_is_refused(store, other, embedding):
-    store.registrations.register(voice("Ann", None), None)
+    register_vector(store, "Ann")
     found = entries(Bundles(store, SECRET).export("Ann")[1])
     told = msgspec.json.decode(found["voice.json"], type=bundle_format.BundledVoice)
     files = {bundle_format.EMBEDDING: embedding}

@@ -1,16 +1,13 @@
-"""Two directories are told apart, and one from no two paths."""
+"""A directory has one id, whatever leads to it and whoever opens it first."""
 
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from vllm_tts_cache import files
-from vllm_tts_cache.speaker.rpc_client import ForeignStoreError, refuse_elsewhere
-from vllm_tts_cache.speaker.wire import Described
 from vllm_tts_cache.store import binding
-from vllm_tts_cache.store.binding import StoreId, store_id_of
+from vllm_tts_cache.store.binding import store_id_of
 
 
 @pytest.mark.directory
@@ -22,19 +19,6 @@ def test_a_directory_keeps_its_id_whatever_it_is_called(open_here, tmp_path):
     mounted = store_id_of(tmp_path / "mounted")
     assert mounted.id == first.id
     assert mounted.place != first.place
-
-
-def test_two_directories_are_told_apart(tmp_path):
-    homes = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        binding.mark(tmp_path / name)
-        homes.append(store_id_of(tmp_path / name))
-    first, second = homes
-    worker = Described(0, {}, second.id, second.place)
-    with pytest.raises(ForeignStoreError, match=re.escape(second.place)):
-        refuse_elsewhere([worker], first)
-    refuse_elsewhere([worker], second)
 
 
 def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
@@ -57,10 +41,7 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "write_private", refuse)
     binding.mark(tmp_path)
-    nameless = store_id_of(tmp_path)
-    assert nameless.id == ""
-    refuse_elsewhere([Described(0, {}, "1", "there")], nameless)
-    refuse_elsewhere([Described(0, {}, nameless.id, "there")], StoreId(id="1"))
+    assert store_id_of(tmp_path).id == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from tests.encoding_samples import is_free, make_key
 from tests.lease_times import SECONDS, delete_participants, shift, silent_for
-from tests.store_samples import address, opened, register, voice
+from tests.store_samples import address, opened, register, register_vector
 from tests.waiting import wait_until
 from vllm_tts_cache import config
 from vllm_tts_cache.catalogue import deletions, leases, schema
@@ -206,20 +206,6 @@ def test_whoever_joins_anew_is_asked_about_files_that_it_may_still_read(
     assert other.participants.deletions_to_confirm() == [deletion]
 
 
-def test_whoever_leaves_is_not_waited_for(store, open_here):
-    mine, leaving = open_here(), open_here()
-    register(store, "Ann")
-    mine.participants.join()
-    leaving.participants.join()
-    deletion = deletion_of(store)
-    assert store.progress("Ann").waiting_for == 2
-    leaving.participants.leave()
-    assert store.progress("Ann").waiting_for == 1
-    mine.participants.confirm(deletion.id)
-    assert store.progress("Ann").is_finished
-    assert leaving.participants.deletions_to_confirm() == []
-
-
 def test_the_clock_of_a_machine_says_nothing(store, open_here, monkeypatch):
     other = open_here()
     now = time.time
@@ -310,8 +296,7 @@ def test_deletions_wait_as_long_as_the_lease_says(store, open_here, ended):
 def test_a_deleted_embedding_is_confirmed_as_well(store, open_here):
     other = open_here()
     other.participants.join()
-    store.registrations.register(voice("Vec", None), None)
-    vec = store.find("Vec").record
+    vec = register_vector(store, "Vec")
     deletion = deletion_of(store, "Vec")
     assert deletion in other.participants.deletions_to_confirm()
     assert deletion.public_id == vec.speaker_id

@@ -138,18 +138,6 @@ def test_counts_hold_when_threads_race():
     assert tier.stats().bytes == 0
 
 
-def test_what_was_deleted_since_it_was_read_is_not_kept():
-    tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
-    since = tier.num_deletes
-    assert tier.delete(make_key(1).audio_sha256) == 0
-    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=since)
-    tier.put(make_key(2), sized_encoding(1), REGISTERED, since=since)
-    assert not tier.contains(make_key(1))
-    assert tier.contains(make_key(2))
-    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=tier.num_deletes)
-    assert tier.contains(make_key(1))
-
-
 def test_what_may_have_been_deleted_long_ago_is_not_kept_either(monkeypatch):
     monkeypatch.setattr("vllm_tts_cache.store.cache._MAX_DELETED", 3)
     tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))

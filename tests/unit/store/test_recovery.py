@@ -17,7 +17,6 @@ from tests.store_samples import (
     traces,
 )
 from vllm_tts_cache.catalogue import stored_files
-from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.store import recovery
 from vllm_tts_cache.store.opening import open_existing
 
@@ -260,10 +259,3 @@ def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
     assert f"deletion {deletion.id}: not finished" in looking.verify()
     looking.close()
     assert everything(tmp_path) == before
-
-
-@pytest.mark.directory
-def test_a_directory_without_a_catalogue_is_not_made(tmp_path):
-    with pytest.raises(ConfigError, match="no server"):
-        open_existing(settings_of(tmp_path / "mistyped"))
-    assert not (tmp_path / "mistyped").exists()
