@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -56,6 +57,14 @@ async def ended(process) -> Run:
     """Wait for it."""
     out, err = await asyncio.wait_for(process.communicate(), 120)
     return Run(process.returncode, (out or b"").decode(), err.decode())
+
+
+def printed_by(code: str, **environ: str) -> str:
+    """What a new Python prints that runs the code, which must not fail."""
+    command, env = [sys.executable, "-c", code], {**os.environ, **environ}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _heed_interrupts():

@@ -92,8 +92,11 @@ def download(cache: Path, commit, *files, branch=None) -> Path:
     return folder
 
 
-def vllm_config(model=MODEL, revision=None, download_dir=None):
+def vllm_config(model=MODEL, revision=None, download_dir=None, **more):
+    """What we read of the host's; ``more`` has the dtype and the device."""
+    named = {"model": model, "revision": revision, "hf_token": None}
     return SimpleNamespace(
-        model_config=SimpleNamespace(model=model, revision=revision, hf_token=None),
+        model_config=SimpleNamespace(**named, dtype=more.get("dtype")),
         load_config=SimpleNamespace(download_dir=download_dir),
+        device_config=SimpleNamespace(device=more.get("device")),
     )

@@ -45,6 +45,11 @@ def clip(number: int = 0, num_samples: int = 2_000) -> DecodedAudio:
     return DecodedAudio(ReferenceAudio.of(samples.astype(np.float32), RATE), ())
 
 
+def long_clip(number: int = 0) -> DecodedAudio:
+    """As `clip`, and as long as an upload has to be."""
+    return clip(number, 30_000)
+
+
 def address(number: int = 0) -> str:
     return clip(number).audio.audio_sha256
 

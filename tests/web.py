@@ -1,6 +1,7 @@
 """A web server that answers what a test wants."""
 
 import json
+import subprocess
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,3 +51,13 @@ def serving():
         yield web
         web.shutdown()
         thread.join()
+
+
+def signed_itself(directory, *options):
+    """A certificate that trusts nobody but itself, with its key in the same file."""
+    path = directory / "server.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-subj", "/CN=a"]
+    make += ["-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", path, *options]
+    made = subprocess.run(make, check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + made.stdout)
+    return path

@@ -19,7 +19,6 @@ TEXT = "The keeper counts the ships at dusk."
 
 
 def decoded(data):
-    """Samples and rate of a file."""
     import av
 
     with av.open(io.BytesIO(data), "r") as container:
@@ -75,14 +74,9 @@ def litellm(base_url, model, voice):
     """As a proxy passes a request on."""
     import litellm as package
 
-    answer = package.speech(
-        model=f"openai/{model}",
-        voice=voice,
-        input=TEXT,
-        api_base=base_url,
-        api_key="none",
-        response_format="mp3",
-    )
+    asked = {"voice": voice, "input": TEXT, "response_format": "mp3"}
+    where = {"api_base": base_url, "api_key": "none"}
+    answer = package.speech(model=f"openai/{model}", **asked, **where)
     return decoded(answer.content)
 
 

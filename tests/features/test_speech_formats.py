@@ -25,7 +25,6 @@ DELAY = 0.25  # of an encoder, which fills whole frames, most of all AAC's at 8 
 
 
 def heard(data):
-    """Its samples and their rate."""
     with av.open(io.BytesIO(data), "r") as container:
         frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
         samples = np.concatenate([frame.reshape(-1) for frame in frames])
@@ -64,10 +63,8 @@ def sounding(answer, format_name):
     assert answer.headers["X-Speaker-Cache"] == "miss"
     audio = answer.content
     if answer.headers["content-type"].startswith("text/event-stream"):
-        told = [
-            json.loads(line[6:]) for line in answer.text.split("\n") if line[:1] == "d"
-        ]
-        *deltas, done = told
+        lines = (line for line in answer.text.split("\n") if line[:1] == "d")
+        *deltas, done = [json.loads(line[6:]) for line in lines]
         assert done["type"] == "speech.audio.done"
         assert {each["response_format"] for each in deltas} == {format_name}
         audio = b"".join(base64.b64decode(each["audio"]) for each in deltas)
@@ -143,9 +140,8 @@ def test_sampling_at_top_level_acts_or_is_refused():
     request = SpeechRequest.model_validate({"input": "Hi.", **both})
     assert request.extra_params == {"top_k": 7, "a": 1}
     neutral = {"frequency_penalty": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert (
-        SpeechRequest.model_validate({"input": "Hi.", **neutral}).extra_params is None
-    )
+    request = SpeechRequest.model_validate({"input": "Hi.", **neutral})
+    assert request.extra_params is None
     for name in neutral:
         with pytest.raises(ValueError, match=f"{name} cannot be set for speech"):
             SpeechRequest.model_validate({"input": "Hi.", name: 0.5})

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import contextmanager
 from datetime import date, timedelta
+from itertools import product
 
 import pytest
 
@@ -24,12 +25,8 @@ DAY = date(2026, 11, 28)
 def test_counts_are_added_and_shown_a_page_at_a_time(open_here):
     store = open_here()
     ann = store_samples.register(store, "Ann", 0, tenant="acme").record.speaker_id
-    keys = [
-        Key((DAY - timedelta(days=n)).isoformat(), tenant, voice)
-        for n in range(3)
-        for tenant in ("acme", "zenith")
-        for voice in (ann, "x")
-    ]
+    days = [(DAY - timedelta(days=n)).isoformat() for n in range(3)]
+    keys = [Key(*each) for each in product(days, ("acme", "zenith"), (ann, "x"))]
     with store.database.write() as db:
         for batch in "aabb":  # inserted, then added to; a batch is added once
             voice_usage.add(db, "w", batch, dict.fromkeys(keys, Counts(1, 10, 0.5)))

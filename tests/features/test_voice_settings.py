@@ -93,9 +93,7 @@ async def test_a_gain_is_of_one_voice_and_ends_at_full_scale(server, asked):
 
 
 @pytest.mark.parametrize("then", [None, {"seed": 8}])
-async def test_a_voice_that_is_replaced_meanwhile_leaves_nothing_of_its_settings(
-    server, asked, then
-):
+async def test_a_replaced_voice_leaves_nothing_of_its_settings(server, asked, then):
     def replace(sha):
         speaking.lose_files(server, sha)
         named = new_speaker("Ann", clip(), extras={"settings": then})

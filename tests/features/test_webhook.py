@@ -94,9 +94,7 @@ def test_a_secret_that_signs_nothing_is_refused(secret):
         webhook.signature(secret, "", 0, b"")
 
 
-async def test_a_voice_is_told_of_when_it_is_ready_replaced_and_deleted(
-    receiver, server
-):
+async def test_a_voice_is_told_of_when_ready_replaced_and_deleted(receiver, server):
     await server.register("Early", wav(pitch_hz=150.0))
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: ("voice.ready", "Ann") in receiver.told)
@@ -119,9 +117,7 @@ async def test_a_voice_is_told_of_when_it_is_ready_replaced_and_deleted(
     await soon(lambda: [row.speaker_id for row in left()] == [""])
 
 
-async def test_what_a_receiver_does_not_take_is_told_again_by_the_same_id(
-    receiver, server
-):
+async def test_what_a_receiver_refuses_is_told_again_by_the_same_id(receiver, server):
     receiver.statuses = [500, 302, 307, 404, 520, 530]
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: receiver.told == [("voice.ready", "Ann")])
@@ -141,14 +137,12 @@ async def test_a_voice_that_cannot_be_encoded_is_told_with_the_reason(receiver, 
 
 
 @pytest.fixture
-def nowhere_else(receiver, monkeypatch):
+def unlisted(receiver, monkeypatch):
     """The receiver's network is not one that the operator names."""
     monkeypatch.delenv("SPEAKER_WEBHOOK_NETWORKS")
 
 
-async def test_a_private_address_is_not_told(
-    receiver, nowhere_else, server, plugin_log
-):
+async def test_a_private_address_is_not_told(receiver, unlisted, server, plugin_log):
     await registered(server, "Ann", pitch_hz=120.0)
     await soon(lambda: "SPEAKER_WEBHOOK_NETWORKS" in plugin_log.text)
     assert receiver.got == [] and receiver.url not in plugin_log.text
@@ -300,9 +294,7 @@ async def test_what_nobody_takes_is_given_up(receiver, server, monkeypatch, plug
     assert len(receiver.ids) == 3 and "Ann" not in plugin_log.text
 
 
-async def test_what_is_not_noted_at_once_is_not_told_twice(
-    receiver, server, monkeypatch
-):
+async def test_what_is_noted_late_is_not_told_twice(receiver, server, monkeypatch):
     monkeypatch.setattr(webhook, "_NOTE_AGAIN_SECONDS", (0.01, 0.01, 0))
     failures = [StorageError("busy"), StorageError("busy")]
     monkeypatch.setattr(voice_news, "told", failing(voice_news.told, failures))

@@ -63,10 +63,9 @@ def test_exactly_30_s_are_taken_whatever_a_codec_pads(container, codec, rate):
     assert decoded.audio.seconds == pytest.approx(30.0, abs=1e-3)
     assert decoded.audio.seconds <= 30.0
     assert decoded.warnings == ()
-    again = from_encoding(
-        to_encoding(decoded.audio, decoded.sources), decoded.audio.audio_sha256
-    )
-    assert again.audio_sha256 == decoded.audio.audio_sha256
+    stored = to_encoding(decoded.audio, decoded.sources)
+    again = from_encoding(stored, decoded.audio.audio_sha256)
+    assert again.samples.tobytes() == decoded.audio.samples.tobytes()
 
 
 @pytest.mark.parametrize("container, codec", [("adts", "aac"), ("webm", "libopus")])
@@ -243,12 +242,7 @@ def test_clip_whose_rate_changes_midway_is_refused():
 
 def test_channels_may_change_midway():
     """Between blocks as well, which hold 57 frames of one channel or 29 of two."""
-    one, two = (
-        mp3_frames(
-            ffmpeg_bytes(voiced(48_000, 2.0, count), 48_000, "mp3", "libmp3lame")
-        )
-        for count in (1, 2)
-    )
+    one, two = (mp3_frames(voiced(48_000, 2.0, count), 48_000) for count in (1, 2))
     for first, second in ((one, two), (two, one)):
         for num_frames in (28, 29, 30, 56, 57, 58, 70):
             joined = decode(b"".join(first[:num_frames] + second[:70]))
@@ -256,7 +250,8 @@ def test_channels_may_change_midway():
             assert joined.audio.seconds == pytest.approx(expected, abs=0.1)
 
 
-def mp3_frames(data):
+def mp3_frames(samples, rate):
+    data = ffmpeg_bytes(samples, rate, "mp3", "libmp3lame")
     with av.open(io.BytesIO(data), "r") as file:
         return [bytes(packet) for packet in file.demux() if packet.size]
 

@@ -56,10 +56,8 @@ def test_anything_but_finite_mono_float32_is_refused(samples):
 
 def clips(*lengths, rate_hz=24_000):
     random = np.random.default_rng(0)
-    return [
-        ReferenceAudio.of(random.uniform(-1, 1, n).astype(np.float32), rate_hz)
-        for n in lengths
-    ]
+    made = (random.uniform(-1, 1, n).astype(np.float32) for n in lengths)
+    return [ReferenceAudio.of(samples, rate_hz) for samples in made]
 
 
 def test_the_address_of_several_clips_depends_on_where_they_begin():

@@ -20,7 +20,6 @@ def hasty(monkeypatch):
 
 
 def failing(*errors):
-    """Raises these, one a call, then answers."""
     left = list(errors)
 
     def call():

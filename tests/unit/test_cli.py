@@ -8,6 +8,7 @@ import time
 import pytest
 from typer.main import get_command
 
+from tests.cli_runs import MAIN, printed_by
 from tests.waiting import wait_until
 from tests.web import Web
 from vllm_tts_cache.entrypoints.cli import app, main
@@ -25,12 +26,9 @@ def test_help_answers_without_torch_or_vllm():
         f"assert not any(main(each.split()) for each in {HELPS})\n"
         "print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage: vllm-tts-cache") == len(HELPS)
-    assert done.stdout.endswith("set()\n")
+    printed = printed_by(script)
+    assert printed.count("Usage: vllm-tts-cache") == len(HELPS)
+    assert printed.endswith("set()\n")
 
 
 @pytest.mark.parametrize(
@@ -44,20 +42,12 @@ def test_help_answers_without_torch_or_vllm():
 )
 def test_a_shell_completes_commands_and_choices(typed, offered):
     words = ["vllm-tts-cache", *typed.split(" ")]
-    script = "from vllm_tts_cache.entrypoints.cli import main; main()"
     asked = {
         "_VLLM_TTS_CACHE_COMPLETE": "complete_bash",
         "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **asked},
-    )
-    assert done.stdout.split()[: len(offered)] == offered, done.stderr
+    assert printed_by(MAIN, **asked).split()[: len(offered)] == offered
 
 
 def commands_of(group, *path):

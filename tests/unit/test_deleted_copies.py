@@ -74,9 +74,7 @@ def test_what_the_disk_does_not_show_holds_up_no_other(deleted, copies, monkeypa
     assert deleted.remaining([OTHER]) == []
 
 
-def test_an_empty_directory_and_files_of_other_names_hold_nothing_up(
-    deleted, copies, tmp_path
-):
+def test_an_empty_directory_and_other_files_hold_nothing_up(deleted, copies, tmp_path):
     for sha, names in ((ONE, ()), (OTHER, ("audio.safetensors~", "note"))):
         directory = tmp_path / "store" / sha[:2] / sha
         directory.mkdir(parents=True)

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli_runs import printed_by
 from tests.encoding_samples import assert_same, make_encoding
 from tests.in_process_workers import clip
 from vllm_tts_cache.errors import EncodeError
@@ -33,32 +32,19 @@ AUDIO = clip(0)
 
 
 class Gpu:
-    """What torch says of a GPU.
+    """What torch says of a GPU, in bytes.
 
-    Attributes:
-        free: Bytes that nobody has.
-        unused: Bytes that torch's allocator has and nobody uses.
-        elsewhere: Bytes that are in use and that its allocator does not have.
-        pinned: How many of those it cannot give back, as those of CUDA graphs.
-        can_tidy: Whether it can give any back.
-        calls: What was called, in order.
+    Its allocator has those that are ``unused``, and can give back all but the
+    ``pinned`` ones; what is in use ``elsewhere`` it does not have.
     """
 
     def __init__(self, monkeypatch):
         self.free, self.unused, self.pinned = 8 * GIB, 0, 0
-        self.elsewhere = 0
-        self.can_tidy = True
-        self.calls = []
-        self.streams = []
+        self.elsewhere, self.can_tidy = 0, True
+        self.calls, self.streams = [], []
         for name in (
-            "mem_get_info",
-            "memory_reserved",
-            "memory_allocated",
-            "empty_cache",
-            "set_device",
-            "Stream",
-            "stream",
-            "get_device_name",
+            *("mem_get_info", "memory_reserved", "memory_allocated", "empty_cache"),
+            *("set_device", "Stream", "stream", "get_device_name"),
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
@@ -177,18 +163,13 @@ def test_without_room_it_refuses_before_it_starts_and_names_the_setting(gpu, has
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_out_of_memory_it_tidies_and_tries_once_more_and_names_the_setting(
-    gpu, wrapped
-):
+def test_out_of_memory_it_tidies_tries_once_more_and_names_the_setting(gpu, wrapped):
     once, always = (Encoder(times, wrapped=wrapped) for times in (1, 2))
     assert_same(run(once), ENCODING)
     assert (len(once.seen), gpu.num_tidied) == (2, 1)
     with pytest.raises(EncodeError, match="gpu_memory_utilization"):
         run(always)
     assert len(always.seen) == 2
-
-
-# -------- what computed it
 
 
 @pytest.mark.parametrize(
@@ -255,14 +236,7 @@ on_a_thread(encode)  # before this one has asked torch for anything
 print(torch.get_num_threads())
 on_a_thread(lambda: print(torch.get_num_threads()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)},
-    )
-    assert done.stdout.split() == ["1", "2", "2"]
+    assert printed_by(program, OMP_NUM_THREADS="2").split() == ["1", "2", "2"]
 
 
 def test_a_core_that_is_kept_busy_is_not_idle():

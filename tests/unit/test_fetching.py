@@ -4,14 +4,13 @@ import http.server
 import ipaddress
 import socket
 import ssl
-import subprocess
 import threading
 
 import pytest
 from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
-from tests.web import Answers, serving
+from tests.web import Answers, serving, signed_itself
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.serving import fetching
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
@@ -78,9 +77,7 @@ async def test_a_redirect_stays_within_the_allowed_domains(clips, web):
     assert test_inline.CountingHandler.fetched == []
 
 
-async def test_of_servers_inside_neither_port_nor_status_is_told(
-    clips, web, connection, monkeypatch
-):
+async def test_of_servers_inside_one_text_is_told(clips, web, connection, monkeypatch):
     """By an answer's time neither: what is not there is asked for again, too."""
     monkeypatch.setattr(fetching, "_RETRY_SECONDS", 0.01)
     asked = (web, "http://127.0.0.1:9", web.replace("http:", "https:"))
@@ -100,9 +97,7 @@ async def test_where_the_host_fetches_itself_it_tells_no_more(web, plain):
         connector.fetch_audio(f"{web}/c.wav")
 
 
-async def test_what_is_fetched_again_is_logged_without_its_url(
-    clips, caplog, connection, monkeypatch
-):
+async def test_a_retry_is_logged_without_a_url(clips, caplog, connection, monkeypatch):
     monkeypatch.setattr(fetching, "throttled", ThrottledLog())
     with serving() as busy:
         busy.answers["GET", "/c.wav"] = 503, {}, b"SlowDown"
@@ -181,12 +176,8 @@ async def test_a_name_that_is_not_there_is_told_as_one_inside(clips, monkeypatch
 @contextlib.contextmanager
 def tls_server(tmp_path, *options, max_version=None):
     """A web server with a certificate of its own; gives its address."""
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
-    made += ["-subj", "/CN=a", "-keyout", key, "-out", cert, *options]
-    subprocess.run(made, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context.load_cert_chain(signed_itself(tmp_path, *options))
     if max_version is not None:
         context.maximum_version = max_version
     handler = http.server.SimpleHTTPRequestHandler
@@ -212,9 +203,7 @@ async def refusal(clips, connection, url):
     return str(refused.value)
 
 
-async def test_a_certificate_that_is_not_trusted_is_called_so(
-    clips, plain, tmp_path, monkeypatch
-):
+async def test_an_untrusted_certificate_is_named(clips, plain, tmp_path, monkeypatch):
     with tls_server(tmp_path) as url:
         told = await refusal(clips, plain, url)
     assert "the certificate of its server is not trusted (self-signed certif" in told
@@ -222,7 +211,7 @@ async def test_a_certificate_that_is_not_trusted_is_called_so(
     its_own = ("-addext", "subjectAltName=DNS:another.example")
     with tls_server(tmp_path, *its_own) as url:
         client = await plain.get_async_client()
-        trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
         monkeypatch.setattr(client.connector, "_ssl", trusting)
         told = await refusal(clips, plain, url)
     assert "is not trusted (IP address mismatch" in told
@@ -242,9 +231,7 @@ async def test_a_server_without_tls_and_one_of_an_old_kind_are_told_apart(
     assert "agree on no TLS (TLSV1_ALERT_PROTOCOL_VERSION)" in told
 
 
-async def test_of_what_a_redirect_leads_to_its_status_at_most_is_told(
-    clips, web, plain
-):
+async def test_of_a_redirects_target_its_status_at_most_is_told(clips, web, plain):
     for there, expected in (
         (f"{web}/key-7", "HTTP 404 error"),
         ("http://127.0.0.1:9/key-7", "its server cannot be reached, or breaks off"),
@@ -258,9 +245,7 @@ async def test_of_what_a_redirect_leads_to_its_status_at_most_is_told(
 
 
 @pytest.mark.parametrize("num_interim", [5, 1_000])
-async def test_interim_answers_without_end_are_not_waited_for(
-    clips, plain, monkeypatch, num_interim
-):
+async def test_endless_interim_answers_are_left(clips, plain, monkeypatch, num_interim):
     monkeypatch.setattr(Answers, "protocol_version", "HTTP/1.1")
     wav = test_inline.wav()
     interim = b"HTTP/1.1 102 Processing\r\n\r\n" * num_interim

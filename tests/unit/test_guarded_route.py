@@ -13,6 +13,7 @@ from tests.asgi import http_scope
 from vllm_tts_cache.entrypoints.http import routing
 
 LIMIT = 100_000
+JSON = "application/json"
 
 
 class Order(BaseModel):
@@ -86,9 +87,7 @@ def form_chunks(num_bytes):
 async def test_a_body_that_says_it_is_too_large_is_not_read_at_all(app, path):
     length = [(b"content-length", str(LIMIT + 1).encode())]
     chunks = [bytes(10_000)] * 20
-    status, answer, taken = await send(
-        app, path, chunks, "application/json", headers=length
-    )
+    status, answer, taken = await send(app, path, chunks, JSON, length)
     assert (status, taken) == (413, 0)
     assert "larger than" in answer["error"]["message"]
 
@@ -99,16 +98,14 @@ async def test_escapes_are_counted_while_they_arrive(app, monkeypatch):
     for num_texts, found in ((4, (200, 6)), (8, (400, 6))):
         texts = [b"\\u00e9" * 1000] * num_texts
         chunks = [b'{"text": "', *texts, b'"}']
-        status, _, taken = await send(app, "/json", chunks, "application/json")
+        status, _, taken = await send(app, "/json", chunks, JSON)
         assert (status, taken) == found
 
 
 async def test_a_length_that_lies_does_not_help(app):
     length = [(b"content-length", b"10")]
     chunks = [b'{"text": "', *[b"x" * 10_000] * 100, b'"}']
-    status, _, taken = await send(
-        app, "/json", chunks, "application/json", headers=length
-    )
+    status, _, taken = await send(app, "/json", chunks, JSON, length)
     assert status == 413
     assert taken < 20
 

@@ -56,12 +56,10 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", "1000000")
         self.end_headers()
-        try:
+        with contextlib.suppress(OSError):
             while not self.gate.wait(0.05):
                 self.wfile.write(b"x")
                 self.wfile.flush()
-        except OSError:
-            pass
 
 
 @pytest.fixture
@@ -88,7 +86,6 @@ def media(tmp_path):
 
 @pytest.fixture
 def web(media):
-    """A web server with the files of `media`; gives its address."""
     handler = functools.partial(CountingHandler, directory=str(media))
     CountingHandler.fetched.clear()
     CountingHandler.gate.clear()
@@ -143,9 +140,7 @@ async def test_five_requests_with_one_clip_decode_it_once(clips, num_decodes):
     assert num_decodes() == 1
 
 
-async def test_only_so_many_data_urls_are_remembered_and_the_used_ones_stay(
-    two_remembered, clips, num_decodes
-):
+async def test_the_data_urls_used_last_are_kept(two_remembered, clips, num_decodes):
     urls = [data_url(wav(pitch_hz=pitch)) for pitch in (200, 300, 400)]
     for url in (urls[0], urls[1], urls[0], urls[2], urls[0]):
         await clips.resolve(url, connector())
@@ -187,9 +182,7 @@ async def test_no_file_is_read_unless_the_operator_allows_a_directory(clips, med
         await clips.resolve((media / "clip.wav").as_uri(), connector())
 
 
-async def test_a_file_outside_the_allowed_directory_or_none_is_refused(
-    clips, store, media, tmp_path
-):
+async def test_a_file_outside_the_directory_is_refused(clips, store, media, tmp_path):
     outside = tmp_path / "outside.wav"
     outside.write_bytes(wav())
     (media / "link.wav").symlink_to(outside)
@@ -229,9 +222,7 @@ async def test_a_download_stops_at_the_limit(clips, web, mine):
     assert CountingHandler.num_flooded < 2 * DEFAULT_LIMITS.max_bytes
 
 
-async def test_a_server_that_drips_is_left_after_the_hosts_timeout(
-    clips, web, mine, monkeypatch
-):
+async def test_a_server_that_drips_is_left_after_a_time(clips, web, mine, monkeypatch):
     """Without a limit 110 of them stopped all fetching of the process."""
     monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "1")
     began = time.monotonic()
@@ -241,9 +232,7 @@ async def test_a_server_that_drips_is_left_after_the_hosts_timeout(
     assert len(clips._fetches) == 0
 
 
-async def test_who_joins_a_fetch_takes_no_place_and_the_last_to_leave_ends_it(
-    clips, web, mine
-):
+async def test_who_joins_a_fetch_takes_no_place_and_the_last_ends_it(clips, web, mine):
     urls = [f"{web}/drip?{number}" for number in range(5)]
     waiting = [asyncio.create_task(clips.resolve(url, mine)) for url in urls[:4]]
     await soon(lambda: len(clips._fetches) == 4)

@@ -1,6 +1,7 @@
 """A request reads its voice's row; the last one serves while the catalogue is away."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -95,10 +96,20 @@ def works(store):
         return False
 
 
+@contextlib.asynccontextmanager
+async def outage(postgres, rigs):
+    """The catalogue's server is down, and serves all again behind the block."""
+    postgres.stop()
+    try:
+        yield
+    finally:
+        postgres.start()
+    for each in rigs:
+        await soon(lambda each=each: works(each.store))
+
+
 @server
-async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
-    rigs, postgres, monkeypatch
-):
+async def test_without_the_catalogue_known_voices_speak_on(rigs, postgres, monkeypatch):
     rig, other = rigs
     record = await other.register()
     gone = await other.register("Gone", pitch_hz=300)
@@ -109,8 +120,7 @@ async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
     vec = (await spoken(rig, "Vec")).record
     await rig.service.lookups.embedding(vec)
     await other.service.deletions.delete("Gone", ALONE.name)
-    postgres.stop()
-    try:
+    async with outage(postgres, rigs):
         for _ in range(3):
             assert (await spoken(rig)).record == record
         assert (await spoken(rig, "Vec")).record == vec
@@ -118,23 +128,16 @@ async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
         for name in ("Bob", "Gone", gone.speaker_id):
             with pytest.raises(StorageUnavailableError):
                 await spoken(rig, name)
-        later = boot_seconds() + SECONDS
-        monkeypatch.setattr(lookups, "boot_seconds", lambda: later)
-        with pytest.raises(StorageUnavailableError):
+        with monkeypatch.context() as aged, pytest.raises(StorageUnavailableError):
+            later = boot_seconds() + SECONDS
+            aged.setattr(lookups, "boot_seconds", lambda: later)
             await spoken(rig)
-    finally:
-        postgres.start()
-    monkeypatch.undo()
-    for each in rigs:
-        await soon(lambda each=each: works(each.store))
     again = await other.register(pitch_hz=400)
     assert (await spoken(rig)).record == again
 
 
 @server
-async def test_what_a_name_meant_before_a_change_is_not_spoken_without_the_catalogue(
-    rigs, postgres
-):
+async def test_without_the_catalogue_no_name_means_what_it_meant_before(rigs, postgres):
     rig, other = rigs
     upload, change = Upload(name="Vec", consent="yes"), SpeakerChanges({"name": "Bob"})
     await other.register()
@@ -146,20 +149,14 @@ async def test_what_a_name_meant_before_a_change_is_not_spoken_without_the_catal
     negated = tuple(-value for value in EMBEDDING)
     await other.service.uploads.register_embedding(ALONE, upload, negated)
     await soon(lambda: not rig.store.num_unfinished_deletions())
-    postgres.stop()
-    try:
+    async with outage(postgres, rigs):
         for name in ("Ann", "Vec"):
             with pytest.raises(StorageUnavailableError):
                 await spoken(rig, name)
-    finally:
-        postgres.start()
-        await soon(lambda: works(rig.store))
 
 
 @server
-async def test_whoever_is_waited_for_no_longer_speaks_by_no_last_row(
-    rigs, postgres, monkeypatch
-):
+async def test_who_is_waited_for_no_longer_has_no_last_row(rigs, postgres, monkeypatch):
     """Others delete without it."""
     rig, other = rigs
     await other.register()
@@ -170,14 +167,9 @@ async def test_whoever_is_waited_for_no_longer_speaks_by_no_last_row(
     with rig.store.database.write() as db:
         silent_for(db, SECONDS + 1)
     await soon(lambda: last_of(rig)._good_until < boot_seconds())
-    postgres.stop()
-    try:
+    async with outage(postgres, rigs):
         with pytest.raises(StorageUnavailableError):
             await spoken(rig)
-    finally:
-        postgres.start()
-    for each in rigs:
-        await soon(lambda each=each: works(each.store))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.encoding_samples import make_encoding
-from tests.store_samples import clip, delete, key, opened, voice
+from tests.store_samples import delete, key, long_clip, opened, voice
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
@@ -28,27 +28,20 @@ NAMES = ("Ann", "Bea", "Cid", "Dan")
 SECRET = "a secret of both servers"
 
 
-def sound(number):
-    """As `clip`, and as long as an upload has to be."""
-    return clip(number, 30_000)
-
-
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """A stopped server's directory with voices, one without, and a folder."""
     monkeypatch.setenv("SPEAKER_BUNDLE_KEY", SECRET)
     old, new, folder = (tmp_path / name for name in ("old", "new", "folder"))
     with closing(opened(old)) as store:
-        kept = store.consents.add("Ann's", "de", sound(9))
+        kept = store.consents.add("Ann's", "de", long_clip(9))
         for number, name in enumerate(NAMES):
             fields = {"labels": {"n": "o"}, "ref_text": name, "file_size": 5}
             if number == 0:
                 fields["consent"] = kept.consent_id
-            audio = sound(number)
-            record = store.registrations.register(
-                voice(name, audio, **fields), audio
-            ).record
-            encoding_key = replace(key(), audio_sha256=record.audio_sha256)
+            audio = long_clip(number)
+            store.registrations.register(voice(name, audio, **fields), audio)
+            encoding_key = replace(key(), audio_sha256=audio.audio.audio_sha256)
             assert store.writer.publish(encoding_key, make_encoding(number))
     opened(new).close()
     return old, new, folder
@@ -79,22 +72,16 @@ def test_an_export_goes_on_and_replaces_nothing_that_changed(places, voices):
     (folder / "Dan.voice").write_bytes(b"half")
     status, saved, _ = voices(*out)
     assert status == 1
-    outcomes = {each["name"]: each["outcome"] for each in saved["voices"]}
-    assert list(outcomes.items()) == [
-        ("Ann", "unchanged"),
-        ("Bea", "exported"),
-        ("Cid", "failed"),
-        ("Dan", "failed"),
-    ]
+    outcomes = [(each["name"], each["outcome"]) for each in saved["voices"]]
+    done = ("unchanged", "exported", "failed", "failed")
+    assert outcomes == list(zip(NAMES, done, strict=True))
     assert (folder / "Cid.voice").read_bytes() == before
     status, saved, _ = voices(*out, "--force")
     assert (status, saved["counts"]) == (0, {"exported": 4})
 
 
 @pytest.mark.parametrize("is_renamed", (True, False))
-def test_a_voice_that_was_changed_there_is_not_imported_again(
-    places, voices, is_renamed
-):
+def test_a_voice_that_was_changed_is_not_imported_again(places, voices, is_renamed):
     old, new, folder = places
     voices("export", "Ann", "--out", folder, "--directory", old)
     voices("import", folder, "--directory", new)
@@ -115,9 +102,7 @@ with export_folder(Path(sys.argv[1])) as folder:
 """
 
 
-def test_what_a_killed_export_left_is_removed_and_what_a_living_one_writes_is_not(
-    places, voices
-):
+def test_what_a_killed_export_left_goes_and_a_living_ones_does_not(places, voices):
     old, _, folder = places
     out = ["export", "--all", "--out", folder, "--directory", old]
     process = subprocess.Popen([sys.executable, "-c", EXPORTING, str(folder)])
@@ -134,7 +119,7 @@ def test_one_that_got_another_name_is_known_again(places, voices):
     old, new, folder = places
     voices("export", "Ann", "--out", folder, "--directory", old)
     with closing(opened(new)) as store:
-        store.registrations.register(voice("Ann", sound(7)), sound(7))
+        store.registrations.register(voice("Ann", long_clip(7)), long_clip(7))
     rename = ["import", folder, "--on-conflict", "rename", "--directory", new]
     for outcome in ("imported", "unchanged"):
         status, done, _ = voices(*rename)
@@ -173,9 +158,8 @@ class Losing(VoicesDirectory):
         if imported["voice"]["name"] == "Bea":
             delete(self.store, "Bea")
         elif imported["voice"]["name"] == "Cid":
-            self.store.registrations.change(
-                "Cid", SpeakerChanges({"labels": {}, "language": "de"})
-            )
+            changes = SpeakerChanges({"labels": {}, "language": "de"})
+            self.store.registrations.change("Cid", changes)
         elif imported["voice"]["name"] == "Dan":
             sha = imported["voice"]["audio_sha256"]
             path = Path(self.store.files.file_name(sha, AUDIO))

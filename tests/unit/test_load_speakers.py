@@ -2,12 +2,12 @@
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests import fake_hub
 from tests.in_process_workers import SpectrumEncoder, clip, prepare, store_clip
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError
@@ -23,14 +23,7 @@ ACCELERATOR = "meta"  # torch has it everywhere
 
 
 class LoadedFamily:
-    """A family whose encoders are `SpectrumEncoder`; what a test wants to know of it.
-
-    Attributes:
-        refusal: Why a checkpoint of it clones nothing.
-        error: What loading raises.
-        loads: (model_dir, device, default dtype, thread) of each load.
-        encoders: Of the last load.
-    """
+    """A family of `WarmEncoder`; notes with what, and on which thread, it is loaded."""
 
     side_files = ("config.json",)
     encodes_on_cpu = False
@@ -97,22 +90,14 @@ def talker(loaded, tmp_path, monkeypatch):
 def vllm_config(directory: Path, device=ACCELERATOR, dtype=torch.bfloat16):
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text("{}")
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            model=str(directory), revision=None, hf_token=None, dtype=dtype
-        ),
-        load_config=SimpleNamespace(download_dir=None),
-        device_config=SimpleNamespace(device=device),
-    )
+    return fake_hub.vllm_config(str(directory), dtype=dtype, device=device)
 
 
 def encode_threads():
     return [t for t in threading.enumerate() if t.name == "tts-cache-encode"]
 
 
-def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
-    talker, loaded, tmp_path, plugin_log
-):
+def test_an_accelerators_encode_thread_warms_up(talker, loaded, tmp_path, plugin_log):
     talker._load_speakers(vllm_config(tmp_path / "model"))
     (load,) = loaded.loads
     model_dir, device, dtype, thread = load
@@ -128,9 +113,7 @@ def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
     assert "Warmed the reference encoders up in" in plugin_log.text
 
 
-def test_encoders_that_compute_on_the_cpu_do_so_beside_any_talker(
-    talker, loaded, tmp_path
-):
+def test_encoders_on_the_cpu_compute_beside_any_talker(talker, loaded, tmp_path):
     """No GPU memory is asked for, the thread is nice, the CPU is named as origin."""
     loaded.encodes_on_cpu = True
     talker._load_speakers(vllm_config(tmp_path / "model"))
@@ -145,18 +128,14 @@ def test_encoders_that_compute_on_the_cpu_do_so_beside_any_talker(
     store.close()
 
 
-def test_a_model_whose_encoders_fail_to_warm_up_speaks_all_the_same(
-    talker, tmp_path, plugin_log, monkeypatch
-):
+def test_a_model_that_did_not_warm_up_speaks(talker, tmp_path, plugin_log, monkeypatch):
     monkeypatch.setattr(WarmEncoder, "failure", EncodeError("CUDA out of memory"))
     talker._load_speakers(vllm_config(tmp_path / "model"))
     assert talker.tts_cache_speakers is not None
     assert "failed: CUDA out of memory" in plugin_log.text
 
 
-def test_an_encode_that_never_ends_does_not_run_on_beside_vllms_measuring(
-    talker, tmp_path, monkeypatch
-):
+def test_no_encode_runs_on_beside_vllms_measuring(talker, tmp_path, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(loading, "_WARM_UP_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(WarmEncoder, "encode", lambda *_: gate.wait(30))
@@ -178,9 +157,7 @@ def test_encoders_that_cannot_be_loaded_leave_nothing_behind(talker, loaded, tmp
     assert talker.tts_cache_speakers is not None
 
 
-def test_weights_that_are_loaded_again_leave_the_speakers_as_they_are(
-    talker, loaded, tmp_path
-):
+def test_weights_that_are_loaded_again_change_no_speakers(talker, loaded, tmp_path):
     """Training sends weights to a running model, a few tensors a call."""
     config = vllm_config(tmp_path / "model", "cpu")
     talker._load_speakers(config)
@@ -196,9 +173,7 @@ def test_weights_that_are_loaded_again_leave_the_speakers_as_they_are(
     store.close()
 
 
-def test_a_checkpoint_that_clones_nothing_has_no_speakers_but_a_reason(
-    talker, loaded, tmp_path
-):
+def test_a_checkpoint_without_clones_has_a_reason(talker, loaded, tmp_path):
     loaded.refusal = "It has presets only."
     talker._load_speakers(vllm_config(tmp_path / "model"))
     assert talker.tts_cache_refusal == "It has presets only."
@@ -228,9 +203,7 @@ def test_a_rank_of_several_that_is_out_of_memory_does_not_go_on_alone(talker, tm
 @pytest.mark.parametrize(
     ("dtype", "held"), [(torch.bfloat16, "highest"), (torch.float32, "high")]
 )
-def test_a_shorter_float32_is_given_up_before_anything_is_compiled(
-    talker, tmp_path, dtype, held, plugin_log
-):
+def test_a_shorter_float32_is_given_up_early(talker, tmp_path, dtype, held, plugin_log):
     """Unless the model itself computes in float32, and was to be fast."""
     torch.set_float32_matmul_precision("high")
     talker._load_speakers(vllm_config(tmp_path / "model", "cpu", dtype))

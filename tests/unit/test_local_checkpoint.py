@@ -1,6 +1,7 @@
 """A Hugging Face cache as the host leaves it behind, and what is made of it."""
 
 import json
+from itertools import product
 from typing import Any
 
 import huggingface_hub
@@ -29,13 +30,8 @@ NOWHERE = "http://127.0.0.1:9"  # no machine answers there
 
 @pytest.fixture
 def hub(monkeypatch):
-    hub = Hub(
-        {
-            path_of(name, commit): content(name, commit)
-            for commit in (MAIN, OTHER)
-            for name in SIDE_FILES
-        }
-    )
+    files = product(SIDE_FILES, (MAIN, OTHER))
+    hub = Hub({path_of(*each): content(*each) for each in files})
     use_hub(monkeypatch, hub.url)
     yield hub
     huggingface_hub.close_session()
@@ -69,9 +65,7 @@ def test_main_is_found_where_the_host_put_it_without_asking_the_hub(cache, hub):
 
 
 @pytest.mark.parametrize("revision", ["v2", OTHER])
-def test_what_the_host_took_from_main_is_fetched_of_the_revision_itself(
-    cache, hub, revision
-):
+def test_what_the_host_took_from_main_is_fetched_of_the_revision(cache, hub, revision):
     _, other = as_the_host_leaves_it(cache)
     config = vllm_config(revision=revision)
     assert checkpoint_dir(MODEL, config.model_config.revision) == other
@@ -128,17 +122,12 @@ VAE = ("audiovae.safetensors", "audiovae.pth")
 
 
 @pytest.mark.parametrize("there", VAE)
-def test_a_file_of_several_names_is_fetched_under_the_one_that_it_has(
-    cache, hub, there
-):
+def test_a_file_of_several_names_is_fetched_under_the_one_it_has(cache, hub, there):
     hub.files[path_of(there, OTHER)] = content(there, OTHER)
     other = download(cache, OTHER, "config.json", branch="v2")
     config = vllm_config(revision="v2")
     assert whole_checkpoint(config, ("config.json", VAE)) == other
     assert [(other / name).is_file() for name in VAE] == [n == there for n in VAE]
-
-
-# -------- directories
 
 
 def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(cache):
@@ -150,12 +139,7 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
     assert checkpoint_dir(str(other)) == other
 
 
-# -------- batch jobs
-
-
-def test_a_batch_job_reads_the_revision_that_its_engine_runs(
-    cache, tmp_path, monkeypatch
-):
+def test_a_batch_job_reads_the_revision_of_its_engine(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "speakers"))
     main, other = as_the_host_leaves_it(cache)
     (main / "config.json").write_text('{"model_type": "llama"}')

@@ -102,9 +102,8 @@ def test_a_file_that_is_no_manifest_is_refused_whole(folder, text, said):
 
 
 def test_a_row_without_consent_takes_that_of_all(folder):
-    path = manifest(
-        folder, "name,audio,consent\nann,clips/a.wav,\nbob,clips/a.wav,his\n"
-    )
+    rows = "name,audio,consent\nann,clips/a.wav,\nbob,clips/a.wav,his\n"
+    path = manifest(folder, rows)
     assert [v.consent for v in read_manifest(path, consent="all")] == ["all", "his"]
     with pytest.raises(ManifestError, match="row 2: Invalid consent"):
         read_manifest(path, consent=None)

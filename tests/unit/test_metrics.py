@@ -33,30 +33,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Scrape:
-    """What Prometheus reads of a registry."""
-
     def __init__(self, registry):
         text = generate_latest(registry).decode()
-        self.samples = [
-            sample
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
+        families = text_string_to_metric_families(text)
+        self.samples = [sample for family in families for sample in family.samples]
 
     def __call__(self, name, **labels):
         """The sum of the series of this name that have these labels."""
-        found = [
-            sample.value
-            for sample in self.samples
-            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
-        ]
+        named = (sample for sample in self.samples if sample.name == PREFIX + name)
+        found = [s.value for s in named if labels.items() <= s.labels.items()]
         assert found, f"there is no {name} of {labels}"
         return sum(found)
 
 
 class Rig:
-    """Series, a store, and a worker on it."""
-
     def __init__(self, directory, **settings):
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
@@ -69,14 +59,8 @@ class Rig:
 
     def refresher_of(self, metrics, shared_with=None):
         workers = AsyncWorkers(self.engine)
-        return MetricsRefresh(
-            metrics,
-            self.store,
-            lambda: workers,
-            Decoders(workers, lambda: None),
-            lambda: 3,
-            shared_with,
-        )
+        looked_at = self.store, lambda: workers, Decoders(workers, lambda: None)
+        return MetricsRefresh(metrics, *looked_at, lambda: 3, shared_with)
 
     def register(self, name, seed=0):
         audio = clip(seed=seed)

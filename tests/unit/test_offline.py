@@ -29,20 +29,16 @@ CLIP_BYTES = 4 * RATE_HZ  # as it is counted: float32
 
 
 class Job:
-    """A batch job, its engine, and how to make clips for it."""
-
     def __init__(self, checkpoint: Path, directory: Path):
         self.directory = directory
         model = directory / "model"
         model.mkdir()
         shutil.copy(checkpoint / "config.json", model)
         self.encoder = SpectrumEncoder("speaker")
-        self.worker = worker_speakers(
-            load_settings().samples_dir,
-            [self.encoder, SpectrumEncoder("codec")],
-            inline_audio_max_bytes=load_settings().inline_audio_max_bytes,
-            max_waiting_inline=load_settings().max_waiting_inline,
-        )
+        settings, encoders = load_settings(), [self.encoder, SpectrumEncoder("codec")]
+        names = "inline_audio_max_bytes", "max_waiting_inline"
+        limits = {name: getattr(settings, name) for name in names}
+        self.worker = worker_speakers(settings.samples_dir, encoders, **limits)
         self.engine = SyncInProcessEngine(worker_with(self.worker), model=str(model))
         self.speakers = OfflineSpeakers(self.engine)
 
@@ -123,9 +119,7 @@ def test_more_clips_than_are_kept_or_may_wait_are_prepared_in_windows(bounded, j
     assert (job.num_encodes(), job.worker.stats().refused) == (12, 0)
 
 
-def test_audio_that_is_evicted_before_it_is_encoded_is_stored_again(
-    job, samples_dir, monkeypatch
-):
+def test_audio_that_is_evicted_too_early_is_stored_again(job, samples_dir, monkeypatch):
     ensure = job.speakers._ensurer.ensure
 
     def evicted_first(speakers):
@@ -137,9 +131,7 @@ def test_audio_that_is_evicted_before_it_is_encoded_is_stored_again(
     assert job.num_encodes() == 2
 
 
-def test_audio_that_is_evicted_again_and_again_is_reported_and_not_tried_for_ever(
-    job, samples_dir, monkeypatch
-):
+def test_audio_that_is_always_evicted_is_reported(job, samples_dir, monkeypatch):
     keep = job.speakers._store.store_inline
 
     def evicted_at_once(audio):
@@ -152,9 +144,7 @@ def test_audio_that_is_evicted_again_and_again_is_reported_and_not_tried_for_eve
         job.speakers.prepare([clip])
 
 
-def test_an_encoding_that_is_gone_before_its_prompt_is_made_is_made_again(
-    job, samples_dir, monkeypatch
-):
+def test_an_encoding_that_went_too_early_is_made_again(job, samples_dir, monkeypatch):
     [prepared] = job.prepare([job.clip(0)])
     monkeypatch.setattr(job.speakers._prompts, "prompt", lambda *_: {"made": True})
     assert job.speakers.prompt(prepared, "Hello.") == {"made": True}

@@ -26,6 +26,10 @@ def tf32():
     return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
+def refused(told):
+    return pytest.raises(EncodeError, match=told)
+
+
 @contextmanager
 def beside_an_encode():
     entered, left = threading.Event(), threading.Event()
@@ -55,9 +59,7 @@ def test_overlapping_blocks_keep_tf32_off_until_the_last_one_ends(reduced_precis
 
 
 @pytest.mark.long  # to compile anything takes longer than most tests
-def test_where_products_are_held_exact_an_encode_compiles_nothing_anew(
-    reduced_precision,
-):
+def test_where_products_are_exact_an_encode_compiles_nothing_anew(reduced_precision):
     torch._dynamo.reset()
     hold_exact_matmuls(torch.bfloat16)
     counter = CompileCounter()
@@ -153,10 +155,7 @@ def test_what_was_computed_while_somebody_set_a_flag_is_not_kept(device, what):
     setting = what[device]
     before = setting.fp32_precision
     try:
-        with (
-            pytest.raises(EncodeError, match=r"in float32 are (tf32|bf16)"),
-            exact_float32(device),
-        ):
+        with refused(r"in float32 are (tf32|bf16)"), exact_float32(device):
             setting.fp32_precision = "tf32"
     finally:
         setting.fp32_precision = before
@@ -165,10 +164,7 @@ def test_what_was_computed_while_somebody_set_a_flag_is_not_kept(device, what):
 def test_a_flag_that_cannot_be_turned_off_is_an_error(monkeypatch):
     """As a version of torch with other flags would have it."""
     monkeypatch.setattr(precision, "_turn_off", lambda _setting: lambda: None)
-    with (
-        asked_for([(B.cudnn, "tf32")]),
-        pytest.raises(EncodeError, match="in float32 are tf32"),
-        exact_float32(CUDA),
-    ):
+    flags, told = [(B.cudnn, "tf32")], "in float32 are tf32"
+    with asked_for(flags), refused(told), exact_float32(CUDA):
         pytest.fail("the block was entered")
     assert tf32() == (False, True)

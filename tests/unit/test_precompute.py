@@ -147,9 +147,7 @@ def bucket_is_down(*_):
 
 
 @pytest.mark.parametrize("away", ["bucket", "audio", "audio until it is back"])
-async def test_what_is_away_for_longer_than_all_tries_leaves_none_out(
-    rig_of, monkeypatch, away
-):
+async def test_what_is_away_for_long_leaves_none_out(rig_of, monkeypatch, away):
     monkeypatch.setattr(ensure, "MAX_PAUSE_SECONDS", 0.4)
     rig = rig_of()
     with monkeypatch.context() as broken:
@@ -170,9 +168,7 @@ async def test_what_is_away_for_longer_than_all_tries_leaves_none_out(
     assert set(rig.encodes.values()) == {1}
 
 
-async def test_a_transcript_that_comes_while_its_voice_is_encoded_is_precomputed(
-    rig_of,
-):
+async def test_a_transcript_that_comes_during_an_encode_is_precomputed(rig_of):
     rig = rig_of()
     for encoder in rig.encoders:
         encoder.gate.clear()
@@ -187,9 +183,7 @@ async def test_a_transcript_that_comes_while_its_voice_is_encoded_is_precomputed
     await all_are_encoded(rig, 1)
 
 
-async def test_a_clip_that_comes_back_before_its_old_files_went_is_encoded(
-    rig_of, monkeypatch
-):
+async def test_a_clip_that_comes_back_before_files_go_is_encoded(rig_of, monkeypatch):
     """A file without a row is none: it is on its way out."""
     rig = rig_of()
     remove_files, may_remove = rig.store.remove_files, threading.Event()
@@ -210,9 +204,7 @@ async def test_a_clip_that_comes_back_before_its_old_files_went_is_encoded(
     await all_are_encoded(rig, 1)
 
 
-async def test_a_worker_whose_bucket_is_away_fails_a_request_for_a_while(
-    rig_of, monkeypatch
-):
+async def test_a_worker_without_its_bucket_fails_a_request_for_now(rig_of, monkeypatch):
     rig = rig_of()
     sha = register(rig.store, 0, precompute=False).audio_sha256
     monkeypatch.setattr(rig.speakers._work._store, "read_audio", bucket_is_down)
@@ -281,8 +273,7 @@ async def test_no_more_than_so_many_are_under_way(rig_of, monkeypatch):
 async def test_who_forces_nothing_ends_no_forced_encode(rig_of, monkeypatch):
     monkeypatch.setattr(ensure, "IN_TURN_SECONDS", 0.05)
     rig = rig_of()
-    await rig.register()
-    await rig.precompute()
+    await rig.ready()
     found = await rig.service.lookups.get(ALONE, "Ann")
     again, encodings = rig.encodes["speaker"] + 1, rig.service.encodings
     rig.encoders[0].gate.clear()

@@ -1,4 +1,3 @@
-import asyncio
 import gc
 import threading
 from pathlib import Path
@@ -59,12 +58,17 @@ class Rig:
         found = await self.service.lookups.get(ALONE, name)
         return await self.service.encodings.precompute(found, force=force)
 
+    async def ready(self, name="Ann", **clip):
+        """Register a voice, and have it encoded."""
+        record = await self.register(name, **clip)
+        await self.precompute(name)
+        return record
+
     async def status(self, name="Ann"):
         found = await self.service.lookups.get(ALONE, name)
         return (await self.service.encodings.status(found))[:2]
 
     async def settled(self):
-        """What was started in the background is over."""
         await settled(self.service.encodings)
         # Bounded: a test that failed half-way may have left a participant behind.
         await soon(lambda: not self.store.num_unfinished_deletions())
@@ -92,8 +96,7 @@ async def rig(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"garbage", wav(seconds=0.5), wav(peak=0.0)])
 async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
-    old = await rig.register()
-    await rig.precompute()
+    old = await rig.ready()
     with pytest.raises(InvalidAudioError):
         await rig.service.uploads.register_audio(ALONE, upload(), data)
     assert (await rig.service.lookups.get(ALONE, "Ann")).record == old
@@ -101,21 +104,15 @@ async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
     assert rig.store.verify() == []
 
 
-async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
-    rig, monkeypatch
-):
+async def test_a_wrong_field_is_refused_before_anything_is_decoded(rig, monkeypatch):
     monkeypatch.setattr(registering, "decode", None)
-    for wrong in (
-        upload(""),
-        upload("default"),
-        upload(ref_text="x" * 2001),
-        upload(description="x" * 2001),
-        upload(mime_type="x" * 128),
-        upload(original_filename="x" * 256),
-        Upload(name="Ann", consent="x" * 513),
-    ):
+    too_long = [("ref_text", 2001), ("description", 2001), ("mime_type", 128)]
+    too_long += [("original_filename", 256)]
+    wrong = [upload(**{field: length * "x"}) for field, length in too_long]
+    unsigned = Upload(name="Ann", consent=513 * "x")
+    for each in (upload(""), upload("default"), unsigned, *wrong):
         with pytest.raises(InvalidSpeakerError):
-            await rig.service.uploads.register_audio(ALONE, wrong, wav())
+            await rig.service.uploads.register_audio(ALONE, each, wav())
     assert rig.store.num_speakers() == 0
 
 
@@ -126,9 +123,7 @@ async def test_a_server_is_ready_once_its_workers_have_said_what_they_have(tmp_p
     await rig.close()
 
 
-async def test_a_worker_on_another_directory_is_named_at_the_start(
-    tmp_path, plugin_log
-):
+async def test_a_worker_on_another_directory_is_named_at_start(tmp_path, plugin_log):
     encoder = SpectrumEncoder("speaker")
     speakers = worker_speakers(tmp_path / "there", [encoder])
     engine = InProcessEngine(worker_with(speakers))
@@ -161,11 +156,8 @@ async def test_a_service_that_is_shut_down_leaves_no_thread_and_no_descriptor(tm
     def held():
         gc.collect()
         ours = [t for t in threading.enumerate() if t.name.startswith("tts-cache")]
-        opened = [
-            str(path.readlink())
-            for path in Path("/proc/self/fd").iterdir()
-            if path.is_symlink()
-        ]
+        links = (path for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+        opened = [str(path.readlink()) for path in links]
         # A worker keeps this one as long as its process lives.
         return len(ours), sum("turns.lock" not in path for path in opened)
 
@@ -173,9 +165,6 @@ async def test_a_service_that_is_shut_down_leaves_no_thread_and_no_descriptor(tm
     threads, descriptors = held()
     for _ in range(3):
         await live()
-    for _ in range(100):  # threads end when they have done what they had in hand
-        if held()[0] <= threads:
-            break
-        await asyncio.sleep(0.05)
-    assert held()[0] <= threads
+    # Threads end when they have done what they had in hand.
+    await soon(lambda: held()[0] <= threads)
     assert held()[1] <= descriptors

@@ -55,10 +55,8 @@ def test_a_message_without_values_may_hold_a_percent_sign(log, caplog):
     log.warn_of("disk", "100% full")
     log.wait(INTERVAL_SECONDS)
     log.warn_of("disk", "100% full")
-    assert caplog.messages == [
-        "100% full",
-        "100% full (1 more like this were not logged)",
-    ]
+    left_out = "(1 more like this were not logged)"
+    assert caplog.messages == ["100% full", f"100% full {left_out}"]
     assert caplog.records[0].filename == "test_throttled_log.py"
 
 
@@ -80,7 +78,5 @@ def test_threads_that_fail_together_write_one_line_and_lose_no_count(log, caplog
         list(pool.map(fail, range(8)))
     log.wait(INTERVAL_SECONDS)
     log.warn_of("disk", "Reading")
-    assert caplog.messages == [
-        "Reading",
-        "Reading (1599 more like this were not logged)",
-    ]
+    left_out = "(1599 more like this were not logged)"
+    assert caplog.messages == ["Reading", f"Reading {left_out}"]

@@ -120,9 +120,7 @@ def test_a_want_that_means_nothing_fails_alone(speakers, ref, want, state, reaso
 # -------- a disk that fails costs time only
 
 
-def test_what_was_deleted_from_disk_is_written_again_from_memory(
-    speakers, restarted, store, tmp_path, ref
-):
+def test_what_a_disk_lost_is_written_again(speakers, restarted, store, tmp_path, ref):
     prepare(speakers, ref, NAMES)
     for path in (tmp_path / "store").rglob("*.safetensors"):
         if path.stem != "audio":
@@ -134,9 +132,7 @@ def test_what_was_deleted_from_disk_is_written_again_from_memory(
     assert store.verify() == []
 
 
-def test_an_encoding_that_nothing_keeps_is_a_failure_and_not_encoded_for_ever(
-    tmp_path, encoders, ref, store
-):
+def test_an_encoding_that_nothing_keeps_is_a_failure(tmp_path, encoders, ref):
     speakers = worker_speakers(tmp_path, encoders, memory_max_bytes=1)
     shutil.rmtree(tmp_path / "partial", ignore_errors=True)
     (tmp_path / "partial").write_text("a file where the directory should be")
@@ -151,9 +147,7 @@ def test_an_encoding_that_nothing_keeps_is_a_failure_and_not_encoded_for_ever(
 # -------- the encoders
 
 
-def test_encoders_that_are_loaded_again_take_over_what_waits_and_is_in_memory(
-    speakers, encoders, store, ref
-):
+def test_encoders_loaded_again_take_over_what_waits(speakers, encoders, store, ref):
     prepare(speakers, ref, NAMES)
     first, second = (store_clip(store, clip(number)) for number in (1, 2))
     encoders[0].entered.clear()
@@ -193,9 +187,7 @@ def test_no_other_encoder_ever_fills_a_key(speakers, encoders, store, ref):
 # -------- prompts
 
 
-def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
-    speakers, encoders, store, ref
-):
+def test_a_missing_prompt_fails_at_once_amid_an_encode(speakers, encoders, store, ref):
     hold(speakers, encoders[0], ref)
     other = store_clip(store, clip(1))
     with pytest.raises(EncodeError, match="its speaker and codec encoding is not"):
@@ -204,9 +196,7 @@ def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
     assert speakers.stats().in_flight == 1, "a prompt queues nothing"
 
 
-def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
-    tmp_path, encoders, store, ref, monkeypatch
-):
+def test_all_ranks_fail_a_prompt_that_one_misses(tmp_path, encoders, ref, monkeypatch):
     asked = []
 
     def another_misses_it(is_here):
@@ -235,12 +225,7 @@ def test_failed_prompts_are_remembered_up_to_a_number_and_a_length(speakers):
     assert len(speakers.failed(["1"])["1"]) <= 500
 
 
-# -------- deleting
-
-
-def test_deleting_all_leaves_what_is_in_hand_and_names_it(
-    speakers, encoders, store, ref
-):
+def test_deleting_all_leaves_and_names_what_is_in_hand(speakers, encoders, store, ref):
     other, third = (store_clip(store, clip(number)) for number in (1, 2))
     prepare(speakers, ref, NAMES)
     prepare(speakers, other, NAMES)
@@ -259,12 +244,7 @@ def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     assert speakers.stats().tiers["memory"].entries == 2
 
 
-# -------- the rest
-
-
-def test_a_voice_that_memory_answers_for_is_not_the_first_to_leave_a_full_disk(
-    tmp_path, speakers, store
-):
+def test_a_voice_used_from_memory_leaves_a_full_disk_late(tmp_path, speakers, store):
     hot, idle, new = (store_clip(store, clip(number)) for number in range(3))
     prepare(speakers, hot, ["codec"])
     prepare(speakers, idle, ["codec"])
@@ -300,9 +280,8 @@ def the_engines_thread():
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in ("_lent", "first_at_once"):
             refuse(Database, name)
-        for name in ("listdir", "scandir", "unlink", "rmdir"):
-            refuse(os, name)
-        for name in ("fsync", "replace", "rename"):
+        reads, writes = ("listdir", "scandir"), ("unlink", "rmdir", "fsync")
+        for name in (*reads, *writes, "replace", "rename"):
             refuse(os, name)
         yield done
 
@@ -366,9 +345,7 @@ def test_a_deletion_is_busy_for_as_long_as_the_disk_keeps_copies(
     assert not copies.exists()
 
 
-def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
-    speakers, encoders, store, ref, monkeypatch
-):
+def test_the_engines_thread_waits_for_no_write(speakers, store, ref, monkeypatch):
     """A fence was held over the fsync: an RPC waited for the disk."""
     other = store_clip(store, clip(1))
     prepare(speakers, other, NAMES)

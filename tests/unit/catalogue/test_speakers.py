@@ -33,11 +33,6 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 
-def found(store, name, *tenant):
-    result = store.find(name, *tenant)
-    return None if result is None else result.record
-
-
 @pytest.mark.every_backend
 def test_a_speaker_comes_back_as_it_was_registered(store):
     before = time.time()
@@ -49,7 +44,7 @@ def test_a_speaker_comes_back_as_it_was_registered(store):
         "file_size": 1234,
     }
     record = register(store, " Zoë ", 0, **fields).record
-    assert found(store, "ZOË") == record
+    assert store.find("ZOË").record == record
     assert (record.name, record.name_key, record.tenant) == ("Zoë", "zoë", "default")
     assert {field: getattr(record, field) for field in fields} == fields
     assert before <= record.created_at <= time.time()
@@ -64,7 +59,7 @@ def test_a_speaker_of_several_clips_comes_back_with_them(store):
     fields: Any = {"clip_starts": (0, 2_000), "ref_text": " one \n\n two"}
     new = voice("Ann", audio, **fields)
     record = store.registrations.register(new, audio).record
-    assert found(store, "ann") == record
+    assert store.find("ann").record == record
     assert record.clip_starts == (0, 2_000) and record.num_clips == 2
     assert record.clip_seconds == [2_000 / RATE, 3_000 / RATE]
     assert (record.seconds, record.ref_text) == (5_000 / RATE, "one\ntwo")
@@ -129,15 +124,13 @@ def test_what_was_accepted_before_a_rule_is_taken_over_used_and_deleted(store):
     longer: dict[str, Any] = {field: text + "+" for field, text in LONGEST.items()}
     for name in ("default", "adm\u200bin"):
         record = register_vector(store, name, taken_over=True, **longer)
-        assert found(store, name) == record
+        assert store.find(name).record == record
         assert {field: getattr(record, field) for field in longer} == longer
         delete(store, name)
         assert store.find(name) is None
 
 
-def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
-    open_here,
-):
+def test_an_immutable_voice_gets_its_lost_clip_back_and_nothing_else(open_here):
     store = open_here(registration_policy="immutable")
     record = register(store, "Ana", 0, ref_text="words").record
     with store.database.write() as db:
@@ -253,12 +246,9 @@ def test_what_is_in_the_directory_is_for_its_owner_only(store):
     store.participants.join()
     store.store_inline(clip(1))
     paths = [store.directory, *store.directory.rglob("*")]
-    names = {path.name for path in paths}
-    assert {"catalogue.sqlite3", "catalogue.sqlite3-wal", "catalogue.sqlite3-shm"} <= (
-        names
-    )
-    open_to_others = [path for path in paths if path.stat().st_mode & 0o077]
-    assert open_to_others == []
+    files = {f"catalogue.sqlite3{suffix}" for suffix in ("", "-wal", "-shm")}
+    assert files <= {path.name for path in paths}
+    assert [path for path in paths if path.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.sqlite

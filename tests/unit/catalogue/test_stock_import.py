@@ -1,6 +1,7 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +19,9 @@ from vllm_tts_cache.store.writer import Writer
 RATE = 24000
 
 
-@pytest.fixture
-def take_over(store):
-    return lambda: import_stock_voices(store)
-
-
-@pytest.fixture
-def get(store):
-    def get_(name):
-        found = store.find(name)
-        return None if found is None else found.record
-
-    return get_
+def get(store, name="ana") -> Any:
+    found = store.find(name)
+    return None if found is None else found.record
 
 
 @pytest.fixture
@@ -59,112 +51,100 @@ def write(store):
 
 
 @pytest.mark.every_backend
-def test_a_second_import_opens_nothing(write, take_over, store):
+def test_a_second_import_opens_nothing(write, store):
     path = write("a")
     (store.directory / "foreign.safetensors").write_bytes(b"?")
-    take_over()
+    import_stock_voices(store)
     # Opened again, the voice would be found broken and reported.
     stamp = path.stat()
     path.write_bytes(b"\0" * stamp.st_size)
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    report = take_over()
+    report = import_stock_voices(store)
     assert (report.imported, report.skipped) == ([], [])
 
 
-def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
-    write, take_over, get, store
-):
+def test_the_newest_file_of_a_name_wins_whatever_files_are_called(write, store):
     write("Ana", 3000, file_name="a.safetensors", ref_text="new")
     write("ana", 1000, file_name="z.safetensors", ref_text="old")
     write("bob", 5, file_name="b1.safetensors", ref_text="first")
     write("bob", 5, file_name="b2.safetensors", ref_text="second")
-    report = take_over()
+    report = import_stock_voices(store)
     assert sorted(report.imported) == ["Ana", "bob"]
     assert dict(report.skipped).keys() == {"z.safetensors", "b1.safetensors"}
-    assert get("ana").ref_text == "new"
-    assert get("bob").ref_text == "second"
-    assert take_over().skipped == []
+    assert get(store).ref_text == "new"
+    assert get(store, "bob").ref_text == "second"
+    assert import_stock_voices(store).skipped == []
 
 
-def test_a_registered_voice_that_is_newer_stays(write, take_over, get, store):
+def test_a_registered_voice_that_is_newer_stays(write, store):
     write("ana", 1000)
     mine = register_vector(store, "ANA")
-    report = take_over()
+    report = import_stock_voices(store)
     assert (report.imported, len(report.skipped)) == ([], 1)
-    assert get("ana") == mine
+    assert get(store) == mine
     assert store.usage()[Segment.REGISTERED]["audio"].num_files == 0
 
 
-def test_a_newer_file_replaces_the_voice_unless_the_policy_is_immutable(
-    write, take_over, get, open_here
-):
+def test_a_newer_file_replaces_a_voice_unless_it_is_immutable(write, store, open_here):
     write("ana", 1000)
-    take_over()
+    import_stock_voices(store)
     strict = open_here(registration_policy="immutable", import_stock=False)
     write("ana", 2000)
     assert import_stock_voices(strict).imported == []
-    assert get("ana").created_at == 1000
+    assert get(store).created_at == 1000
     write("ana", 3000)
-    assert take_over().imported == ["ana"]
-    assert get("ana").created_at == 3000
+    assert import_stock_voices(store).imported == ["ana"]
+    assert get(store).created_at == 3000
 
 
 @pytest.mark.every_backend
-def test_a_deleted_voice_never_returns_and_its_files_are_gone(
-    write, take_over, get, store
-):
+def test_a_deleted_voice_never_returns_and_its_files_are_gone(write, store):
     # Stock dates a voice ahead of the clock when several come in one second.
     ahead = int(time.time()) + 30
     paths = [write("ana", ahead), write("ana", 900), write("Ana", 901)]
     other = write("bob")
     kept = [path.read_bytes() for path in paths]
-    take_over()
-    sha = get("ana").audio_sha256
+    import_stock_voices(store)
+    sha = get(store).audio_sha256
     delete(store, "ANA")
     assert [path.exists() for path in [*paths, other]] == [False] * 3 + [True]
     for text in (sha, "ana_c_", "Ana_c_"):
         assert traces(store.directory, text) == []
     paths[0].write_bytes(kept[0])  # out of a backup
     write("ana", 900, file_name="copy.safetensors")
-    assert (take_over().imported, get("ana")) == ([], None)
+    assert (import_stock_voices(store).imported, get(store)) == ([], None)
     write("ana", ahead + 60)
-    assert take_over().imported == ["ana"]
+    assert import_stock_voices(store).imported == ["ana"]
 
 
-def test_the_file_of_a_deleted_voice_that_changes_before_it_goes_stays_deleted(
-    write, take_over, get, store
-):
+def test_a_file_that_changes_once_its_voice_is_deleted_goes_too(write, store):
     path = write("ana", 1000)
-    take_over()
+    import_stock_voices(store)
     deletion = store.registrations.delete("ana")
     os.utime(path)
-    assert (take_over().imported, get("ana")) == ([], None)
+    assert (import_stock_voices(store).imported, get(store)) == ([], None)
     store.remove_files(deletion)
     assert not path.exists()
 
 
-def test_what_stock_wrote_since_under_the_name_of_a_deleted_file_is_kept(
-    write, take_over, get, store
-):
+def test_what_stock_wrote_since_under_the_name_of_a_deleted_file_is_kept(write, store):
     path = write("ana", 1000)
-    take_over()
+    import_stock_voices(store)
     deletion = store.registrations.delete("ana")
     write("bob", 2000, file_name=path.name)
     store.remove_files(deletion)
     assert path.exists()
-    assert take_over().imported == ["bob"]
+    assert import_stock_voices(store).imported == ["bob"]
 
 
 @pytest.mark.parametrize("is_embedding", [False, True])
-def test_a_voice_that_is_replaced_by_another_clip_takes_stocks_files_with_it(
-    write, take_over, get, store, is_embedding
-):
+def test_a_voice_of_another_clip_takes_stocks_files_with_it(write, store, is_embedding):
     """Going back to stock found the person who had been replaced."""
     tensors = {"speaker_embedding": np.ones((1, 3), np.float32)}
     paths = [write("ana", 900), write("ana", 1000, tensors if is_embedding else None)]
     other = write("bob")
     kept = paths[1].read_bytes()
-    take_over()
+    import_stock_voices(store)
     done = register(store, "ana", 1)
     assert paths[1].exists()
     store.remove_files(done.deletion)
@@ -173,15 +153,13 @@ def test_a_voice_that_is_replaced_by_another_clip_takes_stocks_files_with_it(
     assert store.verify() == []
     delete(store, "ana")
     paths[1].write_bytes(kept)  # out of a backup
-    assert (take_over().imported, get("ana")) == ([], None)
+    assert (import_stock_voices(store).imported, get(store)) == ([], None)
 
 
-def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
-    write, take_over, get, store
-):
+def test_stocks_file_stays_where_the_same_clip_is_registered_anew(write, store):
     path = write("ana", 1000)
-    take_over()
-    audio = DecodedAudio(store.read_audio(get("ana").audio_sha256), ())
+    import_stock_voices(store)
+    audio = DecodedAudio(store.read_audio(get(store).audio_sha256), ())
     new = voice("ana", audio, ref_text="other words")
     done = store.registrations.register(new, audio)
     store.remove_files(done.deletion)
@@ -191,13 +169,11 @@ def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
-    write, take_over, store, is_same
-):
+def test_stocks_file_of_an_embedding_stays_where_it_is_the_same(write, store, is_same):
     """As a clip's; it went, and going back to stock found no voice."""
     tensors = {"speaker_embedding": np.full((1, 3), 0.1, np.float32)}
     path = write("ana", 1000, tensors)
-    take_over()
+    import_stock_voices(store)
     # As a client sends it: float32 is what is kept, and what is compared.
     values = (0.1, 0.1, 0.1 if is_same else 0.2)
     done = store.registrations.register(voice("Ana", None, embedding=values), None)
@@ -208,11 +184,11 @@ def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
     assert not path.exists()
 
 
-def test_stocks_files_go_with_their_renamed_voice_alone(write, take_over, store):
+def test_stocks_files_go_with_their_renamed_voice_alone(write, store):
     paths = [write("ana", 1000)]
-    take_over()
+    import_stock_voices(store)
     paths.append(write("ana", 2000))
-    assert take_over().imported == ["ana"]
+    assert import_stock_voices(store).imported == ["ana"]
     assert [path.exists() for path in paths] == [True, True]
     register_vector(store, "ana", tenant="other")
     store.registrations.change("ana", SpeakerChanges({"name": "cleo"}), "other")
@@ -221,16 +197,14 @@ def test_stocks_files_go_with_their_renamed_voice_alone(write, take_over, store)
     assert [path.exists() for path in paths] == [False, False]
 
 
-def test_a_name_that_another_tenant_deletes_is_still_taken_over(
-    write, take_over, store
-):
+def test_a_name_that_another_tenant_deletes_is_still_taken_over(write, store):
     path = write("ana", 1000)
-    take_over()
+    import_stock_voices(store)
     register_vector(store, "ana", tenant="other")
     store.remove_files(store.registrations.delete("ana", "other"))
     assert path.exists()
     write("ana", 2000)
-    assert take_over().imported == ["ana"]
+    assert import_stock_voices(store).imported == ["ana"]
 
 
 def test_the_limits_do_not_apply(write, open_here):
@@ -253,15 +227,13 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_file_is_reported_once_and_hides_no_voice(
-    data, write, take_over, store
-):
+def test_a_foreign_file_is_reported_once_and_hides_no_voice(data, write, store):
     (store.directory / "x.safetensors").write_bytes(data)
     write("ana")
-    report = take_over()
+    report = import_stock_voices(store)
     assert report.imported == ["ana"]
     assert [name for name, _ in report.skipped] == ["x.safetensors"]
-    assert take_over().skipped == []
+    assert import_stock_voices(store).skipped == []
 
 
 @pytest.mark.parametrize(
@@ -278,40 +250,36 @@ def test_a_foreign_file_is_reported_once_and_hides_no_voice(
         ({"name": "a/b", "file_name": "x.safetensors"}, "URL"),
     ],
 )
-def test_a_voice_that_cannot_be_used_is_reported_with_its_reason(
-    write, take_over, store, more, reason
-):
+def test_a_voice_that_cannot_be_used_is_reported_with_why(write, store, more, reason):
     write(**({"name": "x"} | more))
-    ((_, why),) = take_over().skipped
+    ((_, why),) = import_stock_voices(store).skipped
     assert reason in why
     assert store.num_speakers() == 0
 
 
-def test_a_truncated_voice_is_tried_again_when_it_is_complete(write, take_over):
+def test_a_truncated_voice_is_tried_again_when_it_is_complete(write, store):
     path = write("ana")
     data = path.read_bytes()
     path.write_bytes(data[:-100])
-    assert len(take_over().skipped) == 1
+    assert len(import_stock_voices(store).skipped) == 1
     path.write_bytes(data)
-    assert take_over().imported == ["ana"]
+    assert import_stock_voices(store).imported == ["ana"]
 
 
-def test_a_date_that_is_no_number_is_taken_from_the_file(write, take_over, get, store):
+def test_a_date_that_is_no_number_is_taken_from_the_file(write, store):
     path = write("ana", created_at="yesterday", tensors=ONES)
-    take_over()
-    assert get("ana").created_at == pytest.approx(path.stat().st_mtime)
+    import_stock_voices(store)
+    assert get(store).created_at == pytest.approx(path.stat().st_mtime)
 
 
-def test_names_that_are_no_files_are_reported(take_over, store):
+def test_names_that_are_no_files_are_reported(store):
     (store.directory / "directory.safetensors").mkdir()
     (store.directory / "nowhere.safetensors").symlink_to("nowhere")
     (store.directory / os.fsdecode(b"\xff.safetensors")).touch()
-    assert len(take_over().skipped) == 3
+    assert len(import_stock_voices(store).skipped) == 3
 
 
-def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
-    write, take_over, store, monkeypatch
-):
+def test_a_full_disk_ends_the_import_and_the_next_goes_on(write, store, monkeypatch):
     for n, name in enumerate("abc"):
         write(name, 1000 + n)
     place, placed = store.blobs.place, []
@@ -325,9 +293,9 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(store.blobs, "place", full_after_one)
         with pytest.raises(StorageFullError):
-            take_over()
+            import_stock_voices(store)
     assert store.names(Page(limit=9)) == ["a"]
-    assert take_over().imported == ["b", "c"]
+    assert import_stock_voices(store).imported == ["b", "c"]
 
 
 @pytest.mark.every_backend
@@ -343,9 +311,7 @@ def test_imports_at_once_take_each_voice_once(write, open_here):
 
 
 @pytest.mark.every_backend
-def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
-    write, open_here, store, monkeypatch
-):
+def test_a_clip_that_goes_meanwhile_is_stored(write, open_here, store, monkeypatch):
     """Its voice was imported, and its audio lost for good."""
     other = open_here(import_stock=False)
     write("bob", 1000)

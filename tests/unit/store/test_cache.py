@@ -52,9 +52,7 @@ def test_what_was_deleted_while_it_was_encoded_is_kept_nowhere(cache, memory, st
     assert not cache.is_stored(key())
 
 
-def test_a_read_that_was_under_way_does_not_bring_a_deleted_voice_back(
-    cache, memory, store, monkeypatch
-):
+def test_a_late_read_brings_no_deleted_voice_back(cache, memory, store, monkeypatch):
     store.writer.publish(key(), make_encoding())
     has_read, may_return = threading.Event(), threading.Event()
     read_here = store.read_here
@@ -77,8 +75,6 @@ def test_a_read_that_was_under_way_does_not_bring_a_deleted_voice_back(
 
 
 class BrokenStore(SpeakerStore):
-    """A store on a disk that fails."""
-
     def __init__(self):
         disk: Any = self
         self.files = self.writer = disk
@@ -123,9 +119,8 @@ def test_a_corrupt_file_is_a_miss_and_counted(cache, store):
 
 
 def test_the_memory_is_split_between_registered_and_inline():
-    settings = Settings(
-        memory_max_bytes=1000, memory_max_entries=100, inline_share=0.25
-    )
+    limits: Any = {"memory_max_bytes": 1000, "memory_max_entries": 100}
+    settings = Settings(**limits, inline_share=0.25)
     segments = open_cache(settings, BrokenStore()).memory.stats().segments
     assert segments[REGISTERED].max_bytes == 750
     assert segments[INLINE].max_bytes == 250

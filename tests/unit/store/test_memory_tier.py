@@ -12,11 +12,7 @@ from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.store.cache import Budget, MemoryTier
 
 AUDIOS, ENCODERS = range(4), range(2)
-SIZES = {
-    make_key(audio, encoder): 100 + 150 * audio + 400 * encoder
-    for audio in AUDIOS
-    for encoder in ENCODERS
-}
+SIZES = {make_key(a, e): 100 + 150 * a + 400 * e for a in AUDIOS for e in ENCODERS}
 # Bytes and entries: of the smallest, more would fit than may be there.
 LIMITS = {REGISTERED: (1500, 3), INLINE: (900, 2)}
 segments = st.sampled_from(Segment)

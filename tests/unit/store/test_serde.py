@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,6 +5,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from tests.cli_runs import printed_by
 from tests.encoding_samples import assert_same, make_encoding, make_key
 from vllm_tts_cache.errors import EncodingCorruptError
 from vllm_tts_cache.store.encoding import (
@@ -17,32 +15,30 @@ from vllm_tts_cache.store.encoding import (
     encoding_to_bytes,
 )
 
-ORIGIN = ComputedOn(
-    device="cuda", device_name='Ä "card"}', torch_version="2.13.0+cu130"
-)
+ORIGIN = ComputedOn(device="cuda", device_name='Ä "card"}', torch_version="2.13+cu130")
 DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float16", "float32", "complex64"]
+
+
+def read_back(given):
+    return encoding_from_bytes(encoding_to_bytes(make_key(), given), make_key())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (2, 3, 4)])
 def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape):
     given = Encoding({"a": np.ones(shape, dtype), "ü\n": np.zeros(3, dtype)})
-    assert_same(
-        encoding_from_bytes(encoding_to_bytes(make_key(), given), make_key()), given
-    )
+    assert_same(read_back(given), given)
 
 
 def test_nan_payloads_and_negative_zero_survive():
     bits = np.array([0x7FC12345, 0xFFC00001, 0x80000000], np.uint32)
     given = Encoding({"x": bits.view(np.float32)})
-    assert_same(
-        encoding_from_bytes(encoding_to_bytes(make_key(), given), make_key()), given
-    )
+    assert_same(read_back(given), given)
 
 
 def test_big_endian_and_strided_arrays_are_stored_by_value():
     given = Encoding({"x": np.arange(12, dtype=">f4").reshape(3, 4).T})
-    got = encoding_from_bytes(encoding_to_bytes(make_key(), given), make_key())
+    got = read_back(given)
     assert np.array_equal(got["x"], given["x"])
     assert got["x"].dtype == np.dtype("<f4")
 
@@ -53,12 +49,7 @@ def test_equal_encodings_give_equal_bytes_in_every_process():
         "from vllm_tts_cache.store.encoding import encoding_to_bytes\n"
         "print(encoding_to_bytes(make_key(), make_encoding()).hex())"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        for _ in range(3)
-    }
+    outputs = {printed_by(script).strip() for _ in range(3)}
     assert outputs == {encoding_to_bytes(make_key(), make_encoding()).hex()}
 
 
@@ -106,9 +97,7 @@ def test_every_truncation_and_any_extra_byte_is_caught():
 
 
 def test_decoded_arrays_cannot_be_written_to_nor_made_so():
-    got = encoding_from_bytes(
-        encoding_to_bytes(make_key(), make_encoding()), make_key()
-    )
+    got = read_back(make_encoding())
     with pytest.raises(ValueError, match="read-only"):
         got["codes"][0] = 1
     with pytest.raises(ValueError, match="cannot set WRITEABLE"):
@@ -116,10 +105,8 @@ def test_decoded_arrays_cannot_be_written_to_nor_made_so():
 
 
 def test_every_array_starts_where_its_dtype_may():
-    given = Encoding(
-        {"a": np.ones(3, np.uint8), "b": np.ones(1), "c": np.ones(1, "f2")}
-    )
-    got = encoding_from_bytes(encoding_to_bytes(make_key(), given), make_key())
+    arrays = {"a": np.ones(3, np.uint8), "b": np.ones(1), "c": np.ones(1, "f2")}
+    got = read_back(Encoding(arrays))
     assert all(array.flags.aligned for array in got.arrays.values())
 
 
