@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.fake_hub import vllm_config
 from tests.in_process_workers import SpectrumEncoder, clip, prepare, ref_of, store_clip
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError, TTSCacheError
@@ -34,10 +35,8 @@ def ranks(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ranks")
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [
-        context.Process(target=_rank, args=(number, directory, results))
-        for number in range(2)
-    ]
+    given = [(number, directory, results) for number in range(2)]
+    processes = [context.Process(target=_rank, args=each) for each in given]
     for process in processes:
         process.start()
     told = dict(results.get(timeout=WAIT_SECONDS) for _ in processes)
@@ -74,7 +73,6 @@ def failing(rank):
 
 
 def load_and_speak(ranks, directory):
-    """Load as a worker does, then prompt on both ranks at once."""
     os.environ["SPEAKER_SAMPLES_DIR"] = str(directory / "samples")
     loaded = []
 
@@ -86,14 +84,7 @@ def load_and_speak(ranks, directory):
     family: Any = SimpleNamespace(
         side_files=(), encodes_on_cpu=False, part=lambda _: load
     )
-    model_config = SimpleNamespace(
-        model=str(directory), revision=None, hf_token=None, dtype=torch.bfloat16
-    )
-    config = SimpleNamespace(
-        model_config=model_config,
-        load_config=SimpleNamespace(download_dir=None),
-        device_config=SimpleNamespace(device="cpu"),
-    )
+    config = vllm_config(str(directory), dtype=torch.bfloat16, device="cpu")
     speakers = loading.load_worker_speakers(config, family, ranks)
     refs = voices_of(ranks, directory, speakers)
     found = [spoken(speakers, ref) for ref in refs]
@@ -111,10 +102,8 @@ def voices_of(ranks, directory, speakers):
             prepare(speakers, store_clip(store, audio), NAMES)
         stored = directory / "samples" / "store"
         for audio, damage in ((clips[1], Path.unlink), (clips[2], truncate)):
-            sha = audio.audio_sha256
-            damage(
-                stored / sha[:2] / sha / f"{speakers.fingerprints['codec']}.safetensors"
-            )
+            sha, codec = audio.audio_sha256, speakers.fingerprints["codec"]
+            damage(stored / sha[:2] / sha / f"{codec}.safetensors")
         store.close()
     distributed.barrier()
     return [ref_of(audio) for audio in clips]

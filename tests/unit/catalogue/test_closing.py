@@ -58,8 +58,9 @@ def test_none_is_kept_by_who_asks_while_it_is_closed(tmp_path):
         store.close()
         for reader in readers:
             reader.join()
-        for pool in pools_of(store):
-            assert pool.checkedin() == pool.checkedout() == 0
+        backend: Any = store.database.backend
+        for engine in (backend.quick, backend.reading, backend.renewing):
+            assert engine.pool.checkedin() == engine.pool.checkedout() == 0
 
 
 def ask(store) -> None:
@@ -68,8 +69,3 @@ def ask(store) -> None:
             store.find("Ann")
             with store.database.renewing():
                 pass
-
-
-def pools_of(store) -> list[Any]:
-    backend = store.database.backend
-    return [e.pool for e in (backend.quick, backend.reading, backend.renewing)]
