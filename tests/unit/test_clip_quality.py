@@ -59,23 +59,12 @@ def test_quieter_clip_is_quieter_and_nothing_else(clip, quieter_db):
     samples, rate = speech(clip)
     before = measures(samples, rate)
     after = measures(samples * np.float32(10 ** (-quieter_db / 20)), rate)
-    assert after.loudness_lufs == pytest.approx(
-        before.loudness_lufs - quieter_db, abs=0.2
-    )
+    loudness_lufs = before.loudness_lufs - quieter_db
+    assert after.loudness_lufs == pytest.approx(loudness_lufs, abs=0.2)
     assert after.peak_dbfs == pytest.approx(before.peak_dbfs - quieter_db, abs=1e-3)
     assert after.speech_seconds == pytest.approx(before.speech_seconds, abs=0.04)
     assert after.snr_db == pytest.approx(before.snr_db, abs=0.1)
     assert after.bandwidth_hz == before.bandwidth_hz
-
-
-@pytest.mark.parametrize(
-    ("gain_db", "code", "verdict"),
-    [(-14, "quiet", "fair"), (-30, "quiet", "poor"), (24, "loud", "fair")],
-)
-def test_wrong_level_is_a_reason(gain_db, code, verdict):
-    samples, rate = speech()
-    found = check(np.tile(samples, 2) * np.float32(10 ** (gain_db / 20)), rate)
-    assert {r.code: r.verdict for r in found.reasons}[code] == verdict
 
 
 def test_several_clips_have_speech_enough_together_and_a_bad_one_is_named():

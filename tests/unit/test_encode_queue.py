@@ -62,38 +62,21 @@ class Work:
 
 
 class Rig:
-    def __init__(self, directory, max_waiting_inline=64):
+    def __init__(self, directory):
         self.work: Any = Work()
         self.clock = Clock()
         self.numbers = itertools.count(100)
         turns, self.other = (KeyTurns(directory / "turns.lock") for _ in range(2))
-        self.queue = EncodeQueue(
-            self.work, turns, max_waiting_inline=max_waiting_inline, clock=self.clock
-        )
+        options: Any = {"max_waiting_inline": 64, "clock": self.clock}
+        self.queue = EncodeQueue(self.work, turns, **options)
         self.elsewhere = ExitStack()  # what the other one has in hand
 
-    def want(
-        self,
-        name="a",
-        segment=REGISTERED,
-        *,
-        tenant="",
-        urgent=False,
-        force=False,
-        client="client",
-        number=None,
-    ):
-        """Want it, under a new id if none is given; what is said of it."""
-        number = next(self.numbers) if number is None else number
-        job = EncodeJob(
-            key=make_key(name),
-            encoder_name=name,
-            flows={(tenant, segment)},
-            segment=segment,
-            is_urgent=urgent,
-            is_forced=force,
-        )
-        _, reports = self.queue.want(client, {number: job}, [], LEASE)
+    def want(self, name="a", segment=REGISTERED, *, tenant="", client="client", **want):
+        """Want it, under a new id if no number is given; what is said of it."""
+        number = want.pop("number", None) or next(self.numbers)
+        what: Any = {"key": make_key(name), "encoder_name": name, "segment": segment}
+        job = EncodeJob(**what, flows={(tenant, segment)}, **want)
+        reports = self.queue.want(client, {number: job}, [], LEASE)[1]
         return reports.get(number, Report(QUEUED))
 
     def look_at_one_elsewhere(self, segment=REGISTERED):
@@ -108,7 +91,6 @@ class Rig:
         return self.queue.want(client, {}, withdrawn, lease)
 
     def look(self, name="a"):
-        """How far a key is."""
         key, running = make_key(name), self.queue._running
         if running is not None and running.key == key:
             return Report(ENCODING, "", self.clock() - running.began_at)
@@ -123,7 +105,6 @@ class Rig:
         assert self.work.entered.acquire(timeout=WAIT)
 
     def run(self):
-        """Let the thread work until nothing is left."""
         self.work.gate.set()
         wait_until(lambda: not self.queue.stats()["in_flight"])
 
@@ -165,28 +146,20 @@ def test_wanting_does_not_wait_and_tells_how_far_a_key_is(rig):
     assert rig.queue.num_finished == 2
 
 
-def test_callers_of_one_key_share_one_encode(rig):
-    rig.hold("other")
-    callers = [threading.Thread(target=rig.want, args=("a",)) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(WAIT)
-    rig.want("other")
-    rig.run()
-    assert rig.work.encoded == ["other", "a"]
-
-
-def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
+def test_behind_200_abandoned_inline_jobs_others_wait_for_the_one_in_hand(rig):
     rig.hold("in hand")
     told = [rig.want(f"inline {n}", INLINE).state for n in range(200)]
     assert told.count(JobState.REFUSED) == 200 - 64
     assert rig.queue.stats()["refused"] == 200 - 64
+    assert rig.want("inline 0", INLINE) == Report(QUEUED), "it joins"
+    assert {rig.want(f"bulk {n}").state for n in range(100)} == {QUEUED}
+    assert rig.queue.stats()["waiting"] == {"registered": 100, "inline": 64}
     rig.clock.now += LEASE + 0.1  # their clients are gone
     rig.want("voice", client="later")
+    assert rig.want("clip", INLINE, client="later") == Report(QUEUED), "there is room"
     rig.run()
-    assert rig.work.encoded == ["in hand", "voice"]
-    assert rig.queue.stats()["dropped"] == 64
+    assert rig.work.encoded == ["in hand", "voice", "clip"]
+    assert rig.queue.stats()["dropped"] == 164
 
 
 def inline(name):
@@ -234,7 +207,7 @@ ORDERS = {
 def test_jobs_are_encoded_in_turns(rig, wanted, encoded):
     rig.hold("in hand")
     for name, segment, urgent in wanted:
-        rig.want(name, segment, urgent=urgent)
+        rig.want(name, segment, is_urgent=urgent)
     rig.run()
     assert rig.work.encoded == ["in hand", *encoded]
 
@@ -244,19 +217,13 @@ def test_a_tenant_waits_for_one_job_of_each_other(rig, urgent):
     """One inline reference waited behind all 150 voices that another had asked for."""
     rig.hold("in hand")
     for number in range(4):
-        rig.want(f"acme {number}", tenant="acme", urgent=urgent)
-        rig.want(f"clip {number}", INLINE, tenant="acme", urgent=urgent)
-    rig.want("zenith 0", INLINE, tenant="zenith", urgent=urgent)
-    rig.want("zenith 1", tenant="zenith", urgent=urgent)
+        rig.want(f"acme {number}", tenant="acme", is_urgent=urgent)
+        rig.want(f"clip {number}", INLINE, tenant="acme", is_urgent=urgent)
+    rig.want("zenith 0", INLINE, tenant="zenith", is_urgent=urgent)
+    rig.want("zenith 1", tenant="zenith", is_urgent=urgent)
     rig.run()
-    assert rig.work.encoded[:6] == [
-        "in hand",
-        "acme 0",
-        "zenith 0",
-        "clip 0",
-        "zenith 1",
-        "acme 1",
-    ]
+    order = ["acme 0", "zenith 0", "clip 0", "zenith 1", "acme 1"]
+    assert rig.work.encoded[:6] == ["in hand", *order]
 
 
 def test_what_two_tenants_want_is_encoded_in_the_first_ones_turn(rig):
@@ -266,21 +233,6 @@ def test_what_two_tenants_want_is_encoded_in_the_first_ones_turn(rig):
     rig.want("shared", tenant="zenith")
     rig.run()
     assert rig.work.encoded == ["in hand", "a", "shared", "b"]
-
-
-def test_so_many_inline_jobs_wait_and_registered_ones_always_may(tmp_path):
-    rig = Rig(tmp_path, max_waiting_inline=3)
-    rig.hold("in hand")
-    told = [rig.want(f"clip {n}", INLINE).state for n in (0, 1, 2, 3, 0)]
-    assert told == [QUEUED] * 3 + [JobState.REFUSED, QUEUED]  # the last one joins
-    assert {rig.want(f"voice {n}").state for n in range(10)} == {QUEUED}
-    assert rig.queue.stats()["waiting"] == {"registered": 10, "inline": 3}
-    rig.clock.now += LEASE + 0.1
-    left = rig.want("new", INLINE, client="later")
-    assert left.state is QUEUED, "those that left make room"
-    rig.run()
-    assert rig.work.encoded == ["in hand", "new"]
-    rig.queue.close()
 
 
 def test_a_client_keeps_its_wants_by_one_lease(rig):
@@ -336,16 +288,16 @@ def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
     rig.run()
     assert rig.work.encoded == ["a"]
     for _ in range(2):  # asking how far it is must not force it again
-        rig.want(force=True, number=7)
+        rig.want(is_forced=True, number=7)
         rig.run()
     assert rig.work.encoded == ["a", "a"]
 
 
 def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
     rig.hold()
-    assert rig.want(force=True, number=1) == Report(QUEUED)
-    assert rig.want(force=True, number=1) == Report(QUEUED)
-    assert rig.want(force=True, number=2) == Report(QUEUED)
+    assert rig.want(is_forced=True, number=1) == Report(QUEUED)
+    assert rig.want(is_forced=True, number=1) == Report(QUEUED)
+    assert rig.want(is_forced=True, number=2) == Report(QUEUED)
     assert rig.want().state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a", "a"]
@@ -353,8 +305,8 @@ def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
 
 
 def test_forcing_joins_an_encode_that_is_forced_already(rig):
-    rig.hold(force=True)
-    assert rig.want(force=True).state is ENCODING
+    rig.hold(is_forced=True)
+    assert rig.want(is_forced=True).state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a"]
 
@@ -396,7 +348,7 @@ def test_after_an_encode_that_no_request_waits_for_only_urgent_ones_begin(rig):
     rig.work.rest = LEASE / 2
     rig.hold("a")
     rig.want("b")
-    rig.want("c", urgent=True)
+    rig.want("c", is_urgent=True)
     rig.work.gate.set()
     wait_until(lambda: rig.work.encoded == ["a", "c"])
     assert rig.look("b") == Report(QUEUED)
@@ -492,14 +444,14 @@ def test_a_paused_queue_ends_the_job_in_hand_and_begins_none(rig):
     opener.start()
     assert rig.queue.pause("asleep", WAIT)
     assert rig.work.encoded == ["in hand"]
-    assert rig.want("urgent", urgent=True) == Report(JobState.FAILED, "asleep")
+    assert rig.want("urgent", is_urgent=True) == Report(JobState.FAILED, "asleep")
     assert rig.want("new") == Report(QUEUED), "nobody waits for it"
     assert rig.queue.call(lambda: 7) == 7, "models are loaded meanwhile"
     assert rig.look("waiting") == Report(QUEUED)
     time.sleep(0.05)
     assert rig.work.encoded == ["in hand"]
     rig.queue.resume()
-    assert rig.want("urgent", urgent=True) == Report(QUEUED)
+    assert rig.want("urgent", is_urgent=True) == Report(QUEUED)
     rig.run()
     assert set(rig.work.encoded) == {"in hand", "waiting", "new", "urgent"}
 

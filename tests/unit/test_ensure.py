@@ -1,5 +1,4 @@
 import asyncio
-import shutil
 import sys
 import time
 from unittest.mock import AsyncMock
@@ -44,8 +43,6 @@ NOTHING = frozenset()
 
 
 class Rig:
-    """An ensurer and one worker over the same directory."""
-
     def __init__(self, directory, *, timeout_seconds=20.0, max_inline=64, **settings):
         self.encoders = [SpectrumEncoder(name) for name in NAMES]
         self.speakers = worker_speakers(directory, self.encoders, **settings)
@@ -67,7 +64,6 @@ class Rig:
         assert await asyncio.to_thread(self.encoders[0].entered.wait, 20)
 
     def begin(self, need, **how):
-        """Ensure it while the test goes on."""
         return asyncio.create_task(self.ensurer.ensure(need, **how))
 
     async def hold(self, need, **how):
@@ -94,15 +90,10 @@ def ensurer_of(engine, store, *, timeout_seconds=5.0, inline=64, is_local=True):
     settings = Settings(
         encode_timeout_seconds=timeout_seconds, max_waiting_inline=inline
     )
-    return SpeakerEncodings(
-        store,
-        settings,
-        AsyncWorkers(engine),
-        ServedModel(family=lambda: None, refusal=lambda: None, note=str),
-        lookups,
-        SpeakerLookups(store, lookups),
-        KVWarming(None),
-    )
+    served = ServedModel(family=lambda: None, refusal=lambda: None, note=str)
+    workers, finding = AsyncWorkers(engine), SpeakerLookups(store, lookups)
+    given = store, settings, workers, served, lookups, finding
+    return SpeakerEncodings(*given, KVWarming(None))
 
 
 @pytest.fixture
@@ -149,15 +140,16 @@ async def test_what_is_missing_is_encoded_and_what_is_there_is_not(rig):
     rig.engine.calls.clear()
     assert await rig.ensurer.ensure(need) is True
     assert rig.engine.calls == [], "a ready encoding costs no worker call"
+    # It was stored since the caller looked.
+    assert await rig.ensurer.ensure(need, stored=NOTHING) is False
     assert rig.encodes == {"speaker": 1, "codec": 1}
     assert rig.store.verify() == []
 
 
 async def test_needs_that_overlap_encode_what_they_share_once(rig):
     need = rig.need()
-    inline = EncodingNeed(
-        ref=ref_of(clip(), Segment.INLINE), encoder_names=("speaker",)
-    )
+    ref = ref_of(clip(), Segment.INLINE)
+    inline = EncodingNeed(ref=ref, encoder_names=("speaker",))
     await asyncio.gather(rig.ensurer.ensure(need), rig.ensurer.ensure(inline))
     assert rig.encodes == {"speaker": 1, "codec": 1}
 
@@ -362,18 +354,6 @@ async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure
     await rig.ensurer.encoding(key)
 
 
-async def test_a_disk_that_cannot_be_written_costs_the_file_only(rig):
-    need = rig.need()
-    directory = rig.store.directory
-    partial = directory / "partial"
-    shutil.rmtree(partial)
-    partial.write_text("a file where the place to write should be")
-    assert await rig.ensurer.ensure(need) is False
-    assert rig.speakers.prompt(need.ref, NAMES).keys() == set(NAMES)
-    await rig.ensurer.ensure(need)
-    assert rig.encodes == {"speaker": 1, "codec": 1}
-
-
 async def test_workers_with_different_encoders_are_refused(tmp_path):
     one, other = SpectrumEncoder("speaker"), SpectrumEncoder("speaker")
     other.fingerprint = "f" * 64
@@ -400,9 +380,7 @@ async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
     assert rig.ensurer.num_flights == 0
 
 
-async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
-    rig, monkeypatch
-):
+async def test_an_encoding_is_heard_of_before_a_busy_worker_answers(rig, monkeypatch):
     """A diffusion model's worker answers between two batches."""
     is_idle = hold_up_answers(rig, monkeypatch)
     assert await asyncio.wait_for(rig.ensurer.ensure(rig.need()), 60) is False
@@ -414,9 +392,7 @@ async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
     assert rig.encodes == {"speaker": 2, "codec": 2}
 
 
-async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait(
-    rig, monkeypatch
-):
+async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypatch):
     look, fails = rig.store.stored_since, False
 
     def failing(*since):
@@ -593,9 +569,7 @@ async def test_a_turn_costs_no_more_when_very_many_wait(rig):
     assert many < few + 100
 
 
-async def test_a_wait_ends_while_the_catalogue_answers_and_no_worker_does(
-    rig, monkeypatch
-):
+async def test_a_wait_ends_where_only_the_catalogue_answers(rig, monkeypatch):
     """Each look that went well made it forget for how long it had asked in vain."""
     monkeypatch.setattr(pending, "OUTAGE_SECONDS", 1.0)
     call, is_away = rig.engine.collective_rpc, False
@@ -624,9 +598,7 @@ async def test_what_is_stored_ends_a_wait_without_a_worker(rig, monkeypatch, err
     assert await asyncio.wait_for(waiting, 12) is False
 
 
-async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(
-    rig, monkeypatch
-):
+async def test_wants_are_told_again_though_that_answer_was_lost(rig, monkeypatch):
     """The worker had dropped them, and only the lost answer had told."""
     call, do_lose = rig.engine.collective_rpc, False
 
@@ -647,13 +619,6 @@ async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(
     await soon(lambda: not do_lose)
     rig.encoders[0].gate.set()
     assert await asyncio.wait_for(asyncio.gather(*waits), 60) == [False] * 3
-
-
-async def test_what_was_stored_before_the_first_look_is_not_encoded_again(rig):
-    need = rig.need(names=("speaker",))
-    await rig.ensurer.ensure(need)
-    assert await rig.ensurer.ensure(need, stored=NOTHING) is False
-    assert rig.encodes == {"speaker": 1, "codec": 0}
 
 
 async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):

@@ -6,6 +6,7 @@ import struct
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ from sqlalchemy import event
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.encoding_samples import assert_same, make_encoding
-from tests.store_samples import clip, delete, key, opened, register_vector, voice
+from tests.store_samples import (
+    clip,
+    delete,
+    key,
+    long_clip,
+    opened,
+    register_vector,
+    voice,
+)
 from vllm_tts_cache.audio.decode import decode_clips, join
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.pages import Page
@@ -35,15 +44,9 @@ from vllm_tts_cache.tenants import Tenant
 SECRET = "a secret of both servers"
 
 
-def long_clip(number=0):
-    """As `clip`, and as long as an upload has to be."""
-    return clip(number, 30_000)
-
-
 def register(store, name, number=0, **fields):
-    return store.registrations.register(
-        voice(name, long_clip(number), **fields), long_clip(number)
-    )
+    audio = long_clip(number)
+    return store.registrations.register(voice(name, audio, **fields), audio)
 
 
 @pytest.fixture
@@ -69,22 +72,6 @@ def exported(store):
     encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
     assert store.writer.publish(encoding_key, make_encoding(0))
     return record, encoding_key, Bundles(store, SECRET).export("ann")[1]
-
-
-@pytest.mark.every_backend
-def test_a_voice_arrives_with_all_it_had(exported, other):
-    before, encoding_key, data = exported
-    imported = Bundles(other, SECRET).import_voice(data)
-    after = imported.done.record
-    assert (imported.num_kept, imported.num_left) == (1, 0)
-    told = ("name", "ref_text", "description", "language", "labels")
-    assert all(getattr(after, each) == getattr(before, each) for each in told)
-    assert after.audio_sha256 == before.audio_sha256
-    assert other.consents.get(after.consent_id).name == "Ann's"
-    assert_same(other.read(encoding_key), make_encoding(0))
-    again = Bundles(other, SECRET).export("Ann")[1]
-    times = msgspec.json.decode(entries(again)["voice.json"])["created_at"]
-    assert times == after.created_at
 
 
 def told_as_ids_and_dates(store, record):
@@ -161,14 +148,13 @@ def test_a_deleted_voice_is_brought_back_with_its_id(exported, store):
 def test_an_import_is_done_once_by_its_key(exported, store):
     _, _, data = exported
     bundles = Bundles(store, SECRET)
-    first, again = (
-        bundles.import_voice(data, on_conflict="rename", key="key") for _ in range(2)
-    )
+    how: dict[str, Any] = {"on_conflict": "rename", "key": "key"}
+    first, again = (bundles.import_voice(data, **how) for _ in range(2))
     assert again == first and first.done.record.name == "Ann (2)"
-    assert store.names(Page(limit=9)) == ["Ann", "Ann (2)"]
+    bundles.import_voice(data, on_conflict="rename")
+    assert store.names(Page(limit=9)) == ["Ann", "Ann (2)", "Ann (3)"]
     with pytest.raises(SpeakerRequestError, match="Idempotency-Key"):
         bundles.import_voice(data, on_conflict="replace", key="key")
-    assert store.verify() == []
 
 
 def entries(data):
@@ -194,18 +180,6 @@ def test_an_encoding_that_is_there_stays(exported, store):
     assert imported.done.record.speaker_id == record.speaker_id
 
 
-def test_a_name_that_is_taken_is_refused_replaced_or_counted_up(exported, store):
-    bundles, data = Bundles(store, SECRET), exported[2]
-    with pytest.raises(SpeakerExistsError):
-        bundles.import_voice(data)
-    for _ in range(2):
-        bundles.import_voice(data, on_conflict="rename")
-    names = store.names(Page(limit=9))
-    assert names == ["Ann", "Ann (2)", "Ann (3)"]
-    assert bundles.import_voice(data, name="Bea").done.record.name == "Bea"
-    assert len(store.consents.on_page(9)) == 1
-
-
 @pytest.mark.sqlite
 def test_an_import_that_is_killed_leaves_no_recording(exported, tmp_path):
     """It was kept before its voice, in a transaction of its own."""
@@ -225,9 +199,8 @@ def test_an_import_that_is_killed_leaves_no_recording(exported, tmp_path):
     store.recover()
     assert store.verify() == []
     done = Bundles(store, SECRET).import_voice(exported[2]).done
-    assert [each.consent_id for each in store.consents.on_page(9)] == [
-        done.record.consent_id
-    ]
+    [kept] = store.consents.on_page(9)
+    assert kept.consent_id == done.record.consent_id
     store.close()
 
 
@@ -289,18 +262,9 @@ HOSTILE = {
     "no audio": lambda found: packed(
         {k: v for k, v in found.items() if "audio" not in k}
     ),
-    "a path": lambda found: packed(found | {"../../etc/passwd": b"x"}),
-    "an absolute path": lambda found: packed(found | {"/etc/passwd": b"x"}),
-    "an embedding as well": lambda found: packed(
-        found | {"embedding.f32": struct.pack("<f", 0.5)}
-    ),
-    "another entry": lambda found: packed(found | {"readme.txt": b"x"}),
     "compressed": lambda found: packed(found, zipfile.ZIP_DEFLATED),
     "a bomb": lambda found: packed({"voice.json": bytes(10**8)}, zipfile.ZIP_DEFLATED),
     "too much": lambda found: bytes(bundle_format.MAX_BYTES + 1),
-    "many entries": lambda found: packed(
-        found | {f"encodings/{n:064x}.safetensors": b"" for n in range(100)}
-    ),
     "a long list": lambda found: packed(
         {f"{n}": b"" for n in range(2000)} | {"voice.json": b"{}"}
     ),
@@ -310,9 +274,16 @@ HOSTILE = {
     "another sum": lambda found: packed(
         found | {"audio.wav": found["audio.wav"] + b"x"}
     ),
-    "no version": lambda found: packed(found | {"voice.json": b"{}"}),
-    "deep JSON": lambda found: packed(found | {"voice.json": b"[" * 100_000}),
     "another address": lambda found: packed(unsigned(found, audio_sha256="0" * 64)),
+}
+ADDED = {
+    "a path": {"../../etc/passwd": b"x"},
+    "an absolute path": {"/etc/passwd": b"x"},
+    "an embedding as well": {"embedding.f32": struct.pack("<f", 0.5)},
+    "another entry": {"readme.txt": b"x"},
+    "many entries": {f"encodings/{n:064x}.safetensors": b"" for n in range(100)},
+    "no version": {"voice.json": b"{}"},
+    "deep JSON": {"voice.json": b"[" * 100_000},
 }
 # What is told of the voice, and signed by somebody who has the key.
 RETOLD: dict[str, dict[str, Any]] = {
@@ -335,13 +306,15 @@ RETOLD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("what", [*HOSTILE, *RETOLD])
+@pytest.mark.parametrize("what", [*HOSTILE, *ADDED, *RETOLD])
 def test_a_hostile_bundle_is_refused_whole(exported, other, what):
     found = entries(exported[2])
-    if what in RETOLD:
-        data = packed(retold(found, **RETOLD[what]))
+    if make := HOSTILE.get(what):
+        data = make(found)
+    elif added := ADDED.get(what):
+        data = packed(found | added)
     else:
-        data = HOSTILE[what](found)
+        data = packed(retold(found, **RETOLD[what]))
     with pytest.raises(SpeakerRequestError) as caught:
         Bundles(other, SECRET).import_voice(data)
     assert len(str(caught.value)) < 1_000
@@ -351,7 +324,6 @@ def test_a_hostile_bundle_is_refused_whole(exported, other, what):
 
 @pytest.fixture
 def of_two_clips(store):
-    """A voice of two clips, and its bundle."""
     audio = join([clip(0, 30_000), clip(1, 40_000)])
     fields = {"clip_starts": (0, 30_000), "ref_text": "one\ntwo"}
     record = store.registrations.register(voice("Ann", audio, **fields), audio).record
@@ -365,12 +337,8 @@ LOSSY = {"mp3": ("MP3", "MPEG_LAYER_III"), "ogg": ("OGG", "VORBIS")}
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("kind", LOSSY)
-def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
-    store, open_here, other, kind
-):
-    made = (
-        voiced(24_000, seconds, pitch_hz=hz) for seconds, hz in ((2, 200), (3, 300))
-    )
+def test_lossy_clips_stay_as_they_came_to_the_bit(store, open_here, other, kind):
+    made = (voiced(24_000, hz / 100, pitch_hz=hz) for hz in (200, 300))
     files = [sndfile_bytes(samples, 24_000, *LOSSY[kind]) for samples in made]
     decoded = decode_clips(files)
     audio, sha = decoded.audio, decoded.audio.audio_sha256
@@ -388,14 +356,10 @@ def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("num_clips", [1, 2])
-def test_an_upload_that_decodes_otherwise_today_keeps_its_address(
-    store, other, monkeypatch, num_clips
-):
+def test_what_decodes_otherwise_keeps_its_address(store, other, monkeypatch, num_clips):
     """No server took its bundle, not even the one that had made it."""
-    files = [
-        sndfile_bytes(voiced(24_000, seconds=3, pitch_hz=hz), 24_000, *LOSSY["ogg"])
-        for hz in (200, 300)[:num_clips]
-    ]
+    clips = (voiced(24_000, 3, pitch_hz=hz) for hz in (200, 300)[:num_clips])
+    files = [sndfile_bytes(samples, 24_000, *LOSSY["ogg"]) for samples in clips]
     decoded = decode_clips(files)
     sha = decoded.audio.audio_sha256
     fields = {}
@@ -481,16 +445,7 @@ def test_damaged_bytes_are_refused_or_the_same_voice(exported, other, data):
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(damaged) - 1))
         damaged[at] ^= data.draw(st.integers(1, 255))
-    try:
-        done = Bundles(other, SECRET).import_voice(
-            bytes(damaged), on_conflict="replace"
-        )
-    except SpeakerRequestError:
-        return
-    assert done.done.record.audio_sha256 == exported[0].audio_sha256
-
-
-def test_an_invalid_bundle_says_what_to_do(exported, other):
-    data = packed(retold(entries(exported[2]), format=7))
-    with pytest.raises(InvalidBundleError, match=r"its format is 7.*export it again"):
-        Bundles(other, SECRET).import_voice(data)
+    bundles = Bundles(other, SECRET)
+    with suppress(SpeakerRequestError):
+        done = bundles.import_voice(bytes(damaged), on_conflict="replace").done
+        assert done.record.audio_sha256 == exported[0].audio_sha256
