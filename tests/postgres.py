@@ -42,15 +42,11 @@ _EMPTY = ";".join(
 
 
 class Server:
-    """One server; `start` and `stop` may be called again and again.
-
-    Attributes:
-        process: None where it is stopped.
-    """
+    """One server; `start` and `stop` may be called again and again."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.process: subprocess.Popen[Any] | None = None
+        self.process: subprocess.Popen[Any] | None = None  # it is stopped
         self._given, self._free = directory / "given", directory / "free"
         self._given.mkdir()
         self._free.mkdir()
@@ -112,10 +108,9 @@ class Server:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def url(self, database: str = "postgres", **parameters: str) -> str:
+    def url(self, database: str = "postgres") -> str:
         """Of a database, with a password in it, which trust does not ask for."""
-        more = "".join(f"&{name}={value}" for name, value in parameters.items())
-        return f"postgresql://tests:s3cret@/{database}?host={self.directory}{more}"
+        return f"postgresql://tests:s3cret@/{database}?host={self.directory}"
 
     def url_of(self, directory: Path) -> str:
         """Of the database that goes with a directory of voices, in any process."""
@@ -130,10 +125,7 @@ class Server:
         return self.url(str(link.readlink()))
 
     def tidy(self) -> None:
-        """Empty the databases of directories, for other ones: making one takes long.
-
-        Raises: AssertionError, of connections that nobody has closed.
-        """
+        """Empty the databases of directories, for other ones: making one takes long."""
         left = {}
         for link in list(self._given.iterdir()):
             name = str(link.readlink())
@@ -196,7 +188,6 @@ class Server:
         return len(ended)
 
     def log(self) -> str:
-        """What it has to say."""
         return (self.directory / "log").read_text()
 
     def _run(self, program: str, *arguments: str) -> None:

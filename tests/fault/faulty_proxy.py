@@ -14,11 +14,9 @@ ANSWER_500 = (
 
 
 class FaultyProxy:
-    """Passes bytes on, as it is told.
+    """Passes bytes on ``whole``, ``short``, ``late``, or answers by an ``error``.
 
-    Attributes:
-        mode: ``whole``, ``refuse``, ``error`` (500), ``short`` (answers are cut),
-            ``late``, or ``any``, one of them for each connection.
+    Or it is to ``refuse``; in the mode ``any``, one of them for each connection.
     """
 
     def __init__(self, port: int, seed: int = 0):

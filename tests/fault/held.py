@@ -45,10 +45,7 @@ class Held:
 
 
 def held_at_rest(loop, before):
-    """What is held once there are no more tasks than before, or after ten seconds.
-
-    Who asks workers notices within a moment that nobody wants anything any more.
-    """
+    """What is held once there are no more tasks than before, or after ten seconds."""
     until = time.monotonic() + PATIENCE_SECONDS
     while len(tasks_of(loop)) > before.tasks and time.monotonic() < until:
         loop.run_until_complete(asyncio.sleep(0.01))

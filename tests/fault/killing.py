@@ -45,10 +45,8 @@ def open_here(directory: Path) -> SpeakerStore:
 class Promised:
     """What a reader of the journal knows to hold.
 
-    Attributes:
-        voices: Which clips a name may have now: one, or several while in doubt; None
-            for no voice.
-        encodings: Published (clip, encoder) of voices that nobody touched since.
+    ``voices``: which clips a name may have now, several while in doubt; None for no
+    voice. ``encodings``: published (clip, encoder) of voices that nobody touched since.
     """
 
     voices: dict[str, set[int | None]] = field(
@@ -252,10 +250,7 @@ def killed_deleting(
 
 
 def _end_if_hung() -> None:
-    """Have a child killed as well that waits for ever.
-
-    What a thread of its parent held at the fork, as SQLite's memory, nobody gives back.
-    """
+    """Have a child killed as well that waits for ever, for what a lost thread held."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(HUNG_SECONDS)
 

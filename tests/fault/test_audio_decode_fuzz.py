@@ -1,7 +1,4 @@
-"""Whatever bytes come, the only error is the one that names the audio as unusable.
-
-What does decode is stored and comes back bit for bit, damaged as it may be.
-"""
+"""Whatever bytes come, the only error is the one that names the audio as unusable."""
 
 import base64
 from functools import cache

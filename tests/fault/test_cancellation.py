@@ -184,9 +184,7 @@ async def test_asking_why_a_request_failed(rig, moment):
 # -------- the task that asks
 
 
-async def test_the_task_ends_and_whoever_waits_is_served_all_the_same(
-    rig, moment, monkeypatch
-):
+async def test_the_task_ends_and_who_waits_is_served_even_so(rig, moment, monkeypatch):
     asker = rig.ensurer._pending
     run = asker._run
     number = 0
@@ -366,9 +364,7 @@ async def test_deleting_a_voice(deleting, moment):
 
 
 @pytest.mark.parametrize("loop", ["_remove_files", "_confirm"])
-async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next(
-    tmp_path, moment, loop
-):
+async def test_a_shutdown_leaves_deletions_to_the_next(tmp_path, moment, loop):
     number = 0
     for number in itertools.count(1):
         first = DeletionRig(tmp_path)

@@ -47,9 +47,6 @@ def clip(number):
     return f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
 
 
-# -------- ways to ask
-
-
 def fields_of(url):
     return {"input": "Hi.", "ref_audio": url, "x_vector_only_mode": True}
 
@@ -122,9 +119,6 @@ async def leave(connections):
             connection.close()
         else:
             connection.abort()
-
-
-# -------- what they leave
 
 
 def num_waiting(server):

@@ -17,7 +17,6 @@ from sqlalchemy import Engine
 from tests.fault.test_clients_that_leave import clip as inline_clip
 from tests.fault.test_clients_that_leave import fields_of
 from tests.speaking import wav
-from tests.speech_server import Server, running
 from vllm_tts_cache import logs
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.logs import ThrottledLog
@@ -25,17 +24,6 @@ from vllm_tts_cache.logs import ThrottledLog
 VOICES = "/v1/audio/voices"
 NUM_EACH = 40
 LEFT_OUT = re.compile(r" \((\d+) more like this were not logged\)$")
-
-
-class Lines(logging.Handler):
-    """What is logged."""
-
-    def __init__(self, level=logging.NOTSET):
-        super().__init__(level)
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
 
 
 class Warned:
@@ -56,33 +44,24 @@ class Warned:
         monkeypatch.setattr(ThrottledLog, "warn_of", counted)
 
 
-@pytest.fixture
-def hosts_errors(monkeypatch):
-    """What the host takes for its own mistakes, each with a traceback."""
-    handler = Lines(logging.ERROR)
-    monkeypatch.setattr(logging.getLogger("vllm_omni"), "handlers", [handler])
-    return handler.lines
+class Lines(logging.Handler):
+    """What this logger says, at this level or above."""
+
+    def __init__(self, monkeypatch, name, level):
+        super().__init__(level)
+        self.lines, logger = [], logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [self])
+        monkeypatch.setattr(logger, "propagate", False)
+        monkeypatch.setattr(logger, "level", level)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
 
 
-@pytest.fixture
-def lines(monkeypatch):
-    logger, handler = logging.getLogger("vllm.vllm_tts_cache"), Lines()
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    return handler.lines
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.05)
-    directory = tmp_path / "speakers"
-    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
-        yield server
-
-
-# -------- disks
 
 
 def full(monkeypatch, _):
@@ -115,9 +94,6 @@ def without_catalogue(monkeypatch, server):
     monkeypatch.setattr(Engine, "begin", fail)
 
 
-# -------- a crowd
-
-
 async def crowd(server, first):
     """Some of everything, many times; answers their statuses."""
     client = server.client
@@ -141,9 +117,9 @@ async def crowd(server, first):
 @pytest.mark.parametrize(
     "disk", [full, pytest.param(unreadable, marks=pytest.mark.long), without_catalogue]
 )
-async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
-    server, monkeypatch, lines, hosts_errors, disk
-):
+async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(server, monkeypatch, disk):
+    lines = Lines(monkeypatch, "vllm.vllm_tts_cache", logging.INFO).lines
+    hosts_errors = Lines(monkeypatch, "vllm_omni", logging.ERROR).lines
     for number in range(10):
         clip = wav(pitch_hz=100 + number)
         done = await server.register(f"voice-{number}", clip, ref_text="words")

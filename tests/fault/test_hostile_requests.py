@@ -116,9 +116,7 @@ async def check_what_is_left(server, directory):
     assert server.service.store.verify() == []
 
 
-def test_no_request_makes_a_fault_or_leaves_anything(
-    default_checkpoint, tmp_path, monkeypatch
-):
+def test_no_request_is_a_fault_or_leaves_any(default_checkpoint, tmp_path, monkeypatch):
     spooled = tmp_path / "spooled"
     spooled.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(spooled))

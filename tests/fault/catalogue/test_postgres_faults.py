@@ -77,9 +77,7 @@ def test_a_transaction_that_is_cut_changes_nothing(store, postgres):
     assert store.find("Ann").record.name == "Ann"
 
 
-def test_a_registration_that_is_cut_at_its_commit_leaves_all_or_nothing(
-    store, postgres, monkeypatch
-):
+def test_one_that_is_cut_at_commit_leaves_all_or_none(store, postgres, monkeypatch):
     engine = store.database.backend.writing
     commit = engine.dialect.do_commit
     cuts = iter([True])
@@ -127,9 +125,7 @@ def test_a_server_that_crashes_loses_nothing_that_was_told(store, postgres):
     assert store.find("Bob") is not None
 
 
-def test_nobody_waits_for_ever_for_a_server_that_is_frozen(
-    store, postgres, monkeypatch
-):
+def test_nobody_waits_for_ever_for_a_frozen_server(store, postgres, monkeypatch):
     short = property(lambda _: 0.5, lambda *_: None)
     monkeypatch.setattr(backend._PatientConnection, "patience_seconds", short)
     monkeypatch.setattr(backend, "CONNECT_SECONDS", 2)
@@ -174,9 +170,7 @@ def turn(tmp_path, postgres):
     return taken
 
 
-def test_a_turn_that_somebody_has_for_too_long_is_not_waited_for(
-    brief_turns, store, turn
-):
+def test_a_turn_that_is_had_for_too_long_is_not_waited_for(brief_turns, store, turn):
     with turn():
         with pytest.raises(StorageUnavailableError) as caught:
             register(store, "Bob", 1)
@@ -186,9 +180,7 @@ def test_a_turn_that_somebody_has_for_too_long_is_not_waited_for(
     register(store, "Bob", 1)
 
 
-def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
-    store, turn, postgres, tmp_path
-):
+def test_writers_that_wait_keep_no_readers_or_leases(store, turn, postgres, tmp_path):
     """With nine of them all connections were theirs, for ten seconds."""
     mine = store.participants.join()
     waiting = (
@@ -255,9 +247,7 @@ def frozen_child(directory, act):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
-    store, tmp_path, monkeypatch
-):
+def test_who_is_frozen_with_the_turn_changes_nothing(store, tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "IDLE_SECONDS", IDLE_SECONDS)
     ann = store.find("Ann").record
 
@@ -296,9 +286,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize(("url", "message"), WRONG)
-def test_a_url_that_leads_nowhere_is_one_sentence_without_the_password(
-    tmp_path, url, message, caplog
-):
+def test_a_wrong_url_is_told_without_the_password(tmp_path, url, message, caplog):
     caplog.set_level(logging.DEBUG)
     with pytest.raises(TTSCacheError, match=message) as caught:
         opened(tmp_path, catalogue_url=url)
@@ -371,9 +359,7 @@ def test_errors_of_the_database_do_not_show_names(store):
     assert register(store, "Bob", 1).record.generation > 0
 
 
-def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
-    store, tmp_path, monkeypatch
-):
+def test_who_is_frozen_as_it_deletes_removes_no_later_one(store, tmp_path, monkeypatch):
     """The same clip is registered while the process that removes it is frozen."""
     monkeypatch.setattr(backend, "IDLE_SECONDS", IDLE_SECONDS)
     remove = stored_files.remove

@@ -17,13 +17,9 @@ WORDS = "what nobody else has said"
 
 
 class Voice:
-    """A voice with a transcript and an encoding; others are as it but for a thing.
+    """A voice with a transcript and an encoding; others are as it but for a thing."""
 
-    Attributes:
-        asked: The name or id by which its deletion is asked for.
-    """
-
-    asked = "Ann"
+    asked = "Ann"  # the name or id by which its deletion is asked for
 
     def __init__(self, directory):
         self.directory = directory
@@ -119,9 +115,7 @@ ENGINES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
     ("kind", "is_alone"),
     [*EACH_RUN, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)],
 )
-def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
-    tmp_path, engine, kind, is_alone
-):
+def test_one_killed_at_any_step_is_ended_by_another(tmp_path, engine, kind, is_alone):
     num_steps, is_killed, deleted = 0, True, kind(tmp_path)
     while is_killed:
         num_steps += 1

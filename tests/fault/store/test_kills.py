@@ -19,9 +19,7 @@ def num_kills(pytestconfig):
 
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
-def test_a_store_that_is_killed_again_and_again_stays_whole(
-    tmp_path, num_kills, engine
-):
+def test_a_store_killed_again_and_again_stays_whole(tmp_path, num_kills, engine):
     promised = Promised()
     for seed in range(num_kills if engine == "sqlite" else num_kills // 2):
         life = tmp_path / f"life {seed // _PER_DIRECTORY}"
@@ -35,9 +33,7 @@ def test_a_store_that_is_killed_again_and_again_stays_whole(
 
 
 @pytest.mark.parametrize("engine", ["bucket"], indirect=True)
-def test_a_store_with_a_bucket_that_is_killed_again_and_again_stays_whole(
-    tmp_path, num_kills, engine
-):
+def test_a_store_with_a_bucket_killed_often_stays_whole(tmp_path, num_kills, engine):
     del engine
     for first in range(0, num_kills // 2, _PER_DIRECTORY):
         life = tmp_path / f"life-{first}"

@@ -80,9 +80,7 @@ def other(open_one, one):
     return open_one("other")
 
 
-def test_a_real_s3_server_stores_reads_lists_and_deletes(
-    open_one, object_server, tmp_path
-):
+def test_real_s3_server_stores_reads_and_deletes(open_one, object_server, tmp_path):
     one, other = open_one("one"), open_one("other")
     for number in range(3):
         register(one, f"Voice {number}", number)
@@ -135,9 +133,7 @@ def test_a_server_that_is_restarted_is_used_again(other, object_server):
 
 
 @pytest.mark.usefixtures("one")
-def test_a_machine_that_starts_while_the_bucket_is_down_speaks_what_it_has(
-    open_one, proxy
-):
+def test_one_that_starts_while_the_bucket_is_down_speaks_what_it_has(open_one, proxy):
     proxy.mode = "refuse"
     again = open_one("one")
     assert again.read(key(0)) is not None

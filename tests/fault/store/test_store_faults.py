@@ -290,9 +290,7 @@ def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
 
 
 @pytest.mark.parametrize(("where", "moment"), [(Path, "rename"), (os, "unlink")])
-def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(
-    store, monkeypatch, where, moment
-):
+def test_a_deletion_that_removes_none_is_unfinished(store, monkeypatch, where, moment):
     """Neither put them into the trash, nor empty that."""
     deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
@@ -325,9 +323,7 @@ def test_an_eviction_that_fails_does_not_fail_what_was_stored(tmp_path, monkeypa
     small.close()
 
 
-def test_a_deletion_that_cannot_be_finished_does_not_stop_the_others(
-    store, monkeypatch
-):
+def test_a_deletion_that_cannot_be_finished_stops_no_others(store, monkeypatch):
     register(store, "Bob", 1)
     deletions = [store.registrations.delete("Ann"), store.registrations.delete("Bob")]
     discard = store.files.discard
