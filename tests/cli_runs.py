@@ -35,9 +35,7 @@ async def run(*arguments, url=None) -> Run:
     return await asyncio.to_thread(_called, *arguments, *_at(url))
 
 
-async def begun(
-    *arguments, url=None, stdout: Any = asyncio.subprocess.PIPE, **environ: str
-):
+async def begun(*arguments, url=None, **environ: str):
     """Start a command in a process of its own; it is not waited for."""
     env = {name: text for name, text in os.environ.items() if name not in OURS}
     return await asyncio.create_subprocess_exec(
@@ -46,7 +44,7 @@ async def begun(
         MAIN,
         *map(str, (*arguments, *_at(url))),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=stdout,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**env, **environ},
         preexec_fn=_heed_interrupts,

@@ -21,10 +21,7 @@ def path_of(name, commit):
 
 
 class Hub:
-    """Serves files by their paths.
-
-    ``asked`` holds (method, path), in their order.
-    """
+    """Serves files by their paths; ``asked`` holds (method, path), in their order."""
 
     def __init__(self, files):
         self.asked = []
@@ -32,13 +29,7 @@ class Hub:
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self):
-                self._answer()
-
-            def do_GET(self):
-                self._answer()
-
-            def _answer(self):
+            def answer(self):
                 if "/resolve/" in self.path:  # it asks for other things as well
                     hub.asked.append((self.command, self.path))
                 body = hub.files.get(self.path)
@@ -52,6 +43,8 @@ class Hub:
                 self.end_headers()
                 if self.command == "GET":
                     self.wfile.write(body or b"")
+
+            do_HEAD = do_GET = answer
 
             def log_message(self, format, *args):
                 pass

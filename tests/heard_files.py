@@ -108,12 +108,7 @@ def _chunk(name: bytes, content: bytes, size: int | None = None) -> bytes:
     return name + struct.pack("<I", len(content) if size is None else size) + content
 
 
-def _wav(
-    size: int | None = None,
-    riff: int | None = None,
-    before: bytes = b"",
-    after: bytes = b"",
-) -> bytes:
+def _wav(size=None, riff=None, before=b"", after=b"") -> bytes:
     """A 16-bit WAV file whose chunks claim the sizes that they are given."""
     form = _chunk(b"fmt ", struct.pack("<HHIIHH", 1, 1, 22_050, 44_100, 2, 16))
     chunks = form + before + _chunk(b"data", _pcm(), size) + after
@@ -212,16 +207,8 @@ def _as(suffix: str, options: str = "") -> Callable[[], bytes]:
     return partial(encoded, suffix, *options.split())
 
 
-def _joined(*makes: Callable[[], bytes]) -> bytes:
-    return b"".join(make() for make in makes)
-
-
-def _after(head: bytes | Callable[[], bytes], make: Callable[[], bytes]) -> bytes:
-    return (head if isinstance(head, bytes) else head()) + make()
-
-
-def _before(make: Callable[[], bytes], tail: bytes) -> bytes:
-    return make() + tail
+def _joined(*parts: bytes | Callable[[], bytes]) -> bytes:
+    return b"".join(part if isinstance(part, bytes) else part() for part in parts)
 
 
 def _piped(suffix: str) -> bytes:
@@ -279,8 +266,8 @@ def _add_wav() -> None:
     }.items():
         _add(f"WAV, {name} first", "wav", partial(_wav, before=chunk))
         _add(f"WAV, {name} last", "wav", partial(_wav, after=chunk))
-    _add("WAV after a tag", "wav", partial(_after, _id3(), _wav))
-    _add("WAV, rubbish behind", "wav", partial(_before, _wav, b"\xff" * 999))
+    _add("WAV after a tag", "wav", partial(_joined, _id3(), _wav))
+    _add("WAV, rubbish behind", "wav", partial(_joined, _wav, b"\xff" * 999))
     _add("WAV from a pipe", "wav", partial(_piped, "wav"))
     _add("BW64", "wav", lambda: b"BW64" + encoded("wav", "-rf64", "always")[4:])
     _add("MP3 in WAV", "wav", _as("wav", "-c:a libmp3lame"))
@@ -297,7 +284,7 @@ def _add_flac() -> None:
     _add("FLAC of 24 bits", "flac", _as("flac", "-sample_fmt s32"))
     _add("FLAC of 2", "flac", _as("flac", "-ac 2"))
     _add("FLAC from a pipe", "flac", partial(_piped, "flac"))
-    _add("FLAC after a tag", "flac", partial(_after, _id3(1_000), FLAC))
+    _add("FLAC after a tag", "flac", partial(_joined, _id3(1_000), FLAC))
     _add("FLAC with a picture", "flac", _flac_with_picture)
     _add("Ogg FLAC", "oga", _as("oga", "-c:a flac"))
     _add("FLAC in MP4", "mp4", _as("mp4", "-c:a flac -strict -2"))
@@ -334,7 +321,7 @@ def _add_mp3() -> None:
     }.items():
         for kind, make in {"MP3": XING, "CBR": CBR, "VBR": VBR}.items():
             if kind == "CBR" or "picture" not in name:
-                _add(f"{kind} after {name}", "mp3", partial(_after, head, make))
+                _add(f"{kind} after {name}", "mp3", partial(_joined, head, make))
     for at in (1, 100, 333):
         _add(f"MP3 from byte {at} on", "mp3", lambda at=at: CBR()[at:])
         _add(f"VBR from byte {at} on", "mp3", lambda at=at: VBR()[at:])
@@ -345,8 +332,8 @@ def _add_mp3() -> None:
         "an APE tag without its header": _ape_tag(with_header=False),
         "both tags": _ape_tag(with_header=True) + old_tag,
     }.items():
-        _add(f"MP3, {name} behind", "mp3", partial(_before, CBR, tail))
-        _add(f"Xing, {name} behind", "mp3", partial(_before, XING, tail))
+        _add(f"MP3, {name} behind", "mp3", partial(_joined, CBR, tail))
+        _add(f"Xing, {name} behind", "mp3", partial(_joined, XING, tail))
     for name, makes in {
         "Xing": (XING, XING),
         "CBR": (CBR, CBR),
@@ -355,7 +342,7 @@ def _add_mp3() -> None:
         "CBR, Xing": (CBR, XING),
         "Xing, VBR": (XING, VBR),
         "three": (XING, XING, XING),
-        "with old tags": (partial(_before, XING, old_tag),) * 2,
+        "with old tags": (partial(_joined, XING, old_tag),) * 2,
     }.items():
         make = partial(_joined, *makes)
         _add(f"joined MP3: {name}", "mp3", make, num_clips=len(makes))
@@ -376,7 +363,7 @@ def _add_aac() -> None:
     for rate in (8_000, 16_000, 44_100, 48_000, 96_000):
         _add(f"M4A {rate}", "m4a", _as("m4a", f"-c:a aac -ar {rate}"))
     _add("ADTS", "aac", ADTS)
-    _add("ADTS after a tag", "aac", partial(_after, _id3(), ADTS))
+    _add("ADTS after a tag", "aac", partial(_joined, _id3(), ADTS))
     _add("joined ADTS", "aac", partial(_joined, ADTS, ADTS), num_clips=2)
     _add("AAC in MKV", "mka", _as("mka", "-c:a aac"))
     aac, fast = ("-c:a", "aac"), ("-c:a", "aac", "-movflags", "+faststart")
@@ -434,7 +421,7 @@ CUT |= {"WebM": WEBM, "Ogg FLAC": FORMS["Ogg FLAC"].make, "ALAC": FORMS["ALAC"].
 _NO_FORMAT = "format is not recognised.* WAV, FLAC, OGG .*MP3, MP4/M4A, AAC .*WebM"
 REFUSED = {
     "AIFF": (_as("aiff"), _NO_FORMAT),
-    "AIFF after a tag": (partial(_after, _id3(0, 4), _as("aiff")), _NO_FORMAT),
+    "AIFF after a tag": (partial(_joined, _id3(0, 4), _as("aiff")), _NO_FORMAT),
     "AU": (_as("au"), _NO_FORMAT),
     "CAF": (_as("caf"), _NO_FORMAT),
     "W64": (_as("w64"), _NO_FORMAT),

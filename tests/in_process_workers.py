@@ -68,10 +68,7 @@ class SpectrumEncoder:
 
 
 class InProcessEngine:
-    """The host's engine client; what crosses it is as between processes.
-
-    ``calls`` has the names of the methods that were called.
-    """
+    """The host's engine client; what crosses it is as between processes."""
 
     def __init__(self, *workers):
         self.workers = workers

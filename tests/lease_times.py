@@ -44,10 +44,7 @@ def delete_participants(store: SpeakerStore) -> None:
 
 
 def delete_and_die(directory, url):
-    """Be a server that is killed in the middle of a DELETE; for a new process.
-
-    In a module that imports no torch: it is imported there.
-    """
+    """Be a server that is killed in the middle of a DELETE; for a new process."""
     store = opened(directory, catalogue_url=url)
     store.participants.join()
     if url:

@@ -49,6 +49,14 @@ def stage_config_of(case, checkpoint, **other: Any):
         return OmniEngineArgs(**{**stage, **other}).create_engine_config()
 
 
+def unhooked_scheduler(config, **options):
+    """As `new_scheduler`, without the hooks that are installed in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        plain = inspect.unwrap(OmniARScheduler.__init__)
+        patch.setattr(OmniARScheduler, "__init__", plain)
+        return new_scheduler(config, **options)
+
+
 def new_scheduler(
     config,
     *,
@@ -57,23 +65,8 @@ def new_scheduler(
     num_blocks=NUM_BLOCKS,
     groups=(FULL,),
     architecture=None,
-    block_size=BLOCK_SIZE,
-    hooked=True,
     kind=None,
 ):
-    """A scheduler, by default with the hooks that are installed in this process."""
-    if not hooked:
-        with pytest.MonkeyPatch.context() as patch:
-            plain = inspect.unwrap(OmniARScheduler.__init__)
-            patch.setattr(OmniARScheduler, "__init__", plain)
-            return new_scheduler(
-                config,
-                asynchronous=asynchronous,
-                policy=policy,
-                num_blocks=num_blocks,
-                groups=groups,
-                block_size=block_size,
-            )
     config = deepcopy(config)
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = asynchronous
@@ -90,13 +83,13 @@ def new_scheduler(
             ],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=block_size,
+        block_size=BLOCK_SIZE,
     )
 
 
-def new_request(name, prompt, max_tokens, *, block_size=BLOCK_SIZE, **kwargs):
+def new_request(name, prompt, max_tokens, **kwargs):
     if isinstance(prompt, int):
         prompt = [crc32(name.encode())] * prompt
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
-    hasher = get_request_block_hasher(block_size, sha256)
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
     return Request(name, prompt, params, None, block_hasher=hasher, **kwargs)

@@ -119,10 +119,7 @@ WAYS = (plainly, as_raw_stream, as_events, in_a_batch, *BY_SOCKET)
 
 
 async def each_way(server):
-    """Every way to speak with a voice that is ready, with the address of its clip.
-
-    The engine has spoken nothing yet, each time.
-    """
+    """Every way to speak with a voice that is ready, with the address of its clip."""
     for speak in WAYS:
         sha = await registered(server)
         server.engine.prompts.clear()

@@ -10,7 +10,6 @@ import pytest
 from tests import store_samples
 from tests.cli_runs import run
 from tests.speaking import data_url, wav
-from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.catalogue import leases
 from vllm_tts_cache.catalogue.database import Database
@@ -22,16 +21,15 @@ VOICES = "/v1/audio/voices"
 @pytest.fixture
 def url(postgres, tmp_path, monkeypatch):
     monkeypatch.setattr(store_samples, "catalogue_url_of", postgres.url_of)
-    url = postgres.url_of(tmp_path)
+    url = postgres.url_of(tmp_path / "speakers")
     monkeypatch.setenv("SPEAKER_CATALOGUE_URL", url)
     yield url
     postgres.tidy()
 
 
 @pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch, url):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
+def server(url, server):
+    return server
 
 
 async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
@@ -51,9 +49,7 @@ async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
     assert len(asked) == 1
 
 
-async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
-    server, postgres, plugin_log
-):
+async def test_while_it_is_down_a_503_says_so(server, postgres, plugin_log):
     await asyncio.gather(*(server.register(name, wav()) for name in ("Ann", "Cid")))
     assert (await server.speak(voice="Ann")).status_code == 200
     postgres.stop()
@@ -85,9 +81,7 @@ async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
     assert "s3cret" not in plugin_log.text
 
 
-async def test_what_an_outage_left_is_tidied_up_without_a_restart(
-    server, postgres, monkeypatch
-):
+async def test_an_outage_is_tidied_up_without_a_restart(server, postgres, monkeypatch):
     """It stayed where the outage was over before a round had looked."""
     monkeypatch.setattr(deletions, "RECOVERY_SECONDS", 0.5)
     monkeypatch.setattr(deletions, "RECOVERY_SPREAD_SECONDS", 0.5)

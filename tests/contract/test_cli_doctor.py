@@ -156,9 +156,7 @@ def test_the_file_of_tenants_is_read_as_a_server_reads_it(settings, tmp_path):
     assert found.status == "fail" and "$.tenants[0]" in found.text
 
 
-async def test_our_server_is_known_from_others(
-    default_checkpoint, tmp_path, monkeypatch
-):
+async def test_ours_is_known_from_others(default_checkpoint, tmp_path, monkeypatch):
     made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
     async with running(made) as served, listening(served.app) as port:
         url = f"http://127.0.0.1:{port}"

@@ -25,9 +25,7 @@ def run(*arguments):
 
 
 @every_case
-def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
-    case, tiny, tmp_path
-):
+def test_the_file_has_what_the_encoders_give_and_which_they_were(case, tiny, tmp_path):
     checkpoint = tiny(case.family)
     clips = write_clip(tmp_path / "alice.wav"), write_clip(tmp_path / "bob.flac", 300)
     out = tmp_path / "new" / "encodings.safetensors"

@@ -1,8 +1,4 @@
-"""The command line in shells, locales and containers as people have them.
-
-Whatever the environment says, a command works, or says in a line what to do and ends
-with a status of the list.
-"""
+"""The command line in shells, locales and containers as people have them."""
 
 import asyncio
 import os
@@ -119,9 +115,7 @@ async def url(default_checkpoint, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-async def test_no_environment_keeps_a_command_from_a_server_of_this_machine(
-    url, tmp_path
-):
+async def test_no_environment_keeps_a_command_from_a_server_here(url, tmp_path):
     # In turns: a doctor imports more than the others.
     runs = [(name, LOOKING[n % 2]) for n, name in enumerate(ENVIRONMENTS)]
     turns = asyncio.Semaphore(2)
@@ -145,9 +139,7 @@ async def all_called(commands, environ, folder):
 
 
 @pytest.mark.slow
-async def test_every_command_takes_and_prints_what_the_locale_does_not_know(
-    url, tmp_path
-):
+async def test_commands_take_and_print_what_the_locale_does_not_know(url, tmp_path):
     commands = [arguments for arguments, _ in EVERYTHING]
     done = await all_called(commands, {**ASCII, "SPEAKER_URL": url}, tmp_path)
     assert done == [status for _, status in EVERYTHING]
@@ -217,9 +209,7 @@ FAR = "http://gpu-7.test:8091"
         ({}, DOWN, 3, "Is the server running?"),
     ),
 )
-async def test_what_keeps_a_server_away_is_named(
-    environ, address, status, words, monkeypatch
-):
+async def test_what_keeps_it_off_is_named(environ, address, status, words, monkeypatch):
     for name, text in {**environ, "SPEAKER_URL": address}.items():
         monkeypatch.setenv(name, text)
     done = await run("voices", "ls")

@@ -62,9 +62,7 @@ def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys)
     assert not list(directory.rglob(f"{ref.audio_sha256}*"))
 
 
-def test_inline_audio_over_its_budget_goes_and_voices_stay(
-    directory, capsys, monkeypatch
-):
+def test_inline_audio_over_budget_goes_and_voices_stay(directory, capsys, monkeypatch):
     with closing(open_store(load_settings())) as store:
         for seed in range(3, 6):
             store_clip(store, clip(seed), Segment.INLINE)

@@ -163,9 +163,7 @@ async def test_the_same_clip_and_texts_are_not_sent_again(server, clip, tmp_path
     assert server.gate.num_posts == posts
 
 
-async def test_a_voice_whose_audio_a_disk_has_lost_is_brought_back_as_it_was(
-    server, clip, tmp_path
-):
+async def test_a_voice_that_has_lost_its_audio_is_brought_back(server, clip, tmp_path):
     add = "add", "ann", clip, "--consent", "signed"
     store = server.service.store
     await run("voices", *add, "--wait", url=server.url)
@@ -215,9 +213,7 @@ async def test_several_clips_are_added_as_one_voice(tiny, tmp_path, monkeypatch)
         assert "another ref_text and audio" in one.json["voices"][0]["error"]
 
 
-async def test_what_differs_is_registered_over_only_if_that_is_asked_for(
-    server, clip, tmp_path
-):
+async def test_what_differs_is_replaced_only_if_that_is_asked(server, clip, tmp_path):
     arguments = ["voices", "add", "ann", "--consent", "signed", "--json"]
     first = await run(*arguments, clip, url=server.url)
     other = tmp_path / "other.wav"
@@ -234,9 +230,7 @@ async def test_what_differs_is_registered_over_only_if_that_is_asked_for(
 NUM_MANY = 50
 
 
-async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
-    server, tmp_path
-):
+async def test_many_are_interrupted_and_the_rest_added_in_a_new_run(server, tmp_path):
     manifest = write_many(tmp_path, NUM_MANY)
     arguments = ["voices", "add", "--manifest", manifest, "--json"]
     process = await begun(*arguments, url=server.url)
@@ -270,9 +264,7 @@ async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     assert server.service.store.verify() == []
 
 
-async def test_what_fails_is_said_with_row_and_reason_and_the_rest_is_added(
-    server, tmp_path, clip
-):
+async def test_what_fails_is_said_and_the_rest_is_added(server, tmp_path, clip):
     (tmp_path / "text.wav").write_text("this is no clip")
     await server.register("taken", clip_bytes(9))
     rows = [
@@ -375,9 +367,7 @@ async def test_voices_whose_names_make_one_file_have_a_file_each(server, tmp_pat
             assert bundle.voice.name == name
 
 
-async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
-    server, tmp_path, clip
-):
+async def test_trying_writes_what_plays_and_says_hit_or_miss(server, tmp_path, clip):
     await server.register("ann", clip.read_bytes(), ref_text="It is said so.")
     out = tmp_path / "out.wav"
     arguments = ["voices", "try", "ann", "Hello.", "--model", "m", "--json"]
@@ -394,9 +384,7 @@ async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
     assert "cache: hit" in second.err
 
 
-async def test_what_cannot_be_exported_fails_and_what_is_there_is_not_replaced(
-    server, tmp_path
-):
+async def test_what_cannot_be_exported_fails_and_replaces_no_file(server, tmp_path):
     await server.register("ann", clip_bytes())
     options = ["voices", "export", "ann", "nobody", "--out", tmp_path]
     saved = await run(*options, url=server.url)
@@ -458,9 +446,7 @@ async def test_a_write_whose_answer_is_lost_is_done_once(server, clip, tmp_path)
     assert server.service.store.names(Page(limit=9)) == ["keeper (2)"]
 
 
-async def test_a_clip_is_judged_before_and_while_it_is_registered(
-    server, clip, tmp_path
-):
+async def test_a_clip_is_judged_before_and_when_it_is_added(server, clip, tmp_path):
     """Before as well without a server."""
     (tmp_path / "text.wav").write_text("this is no clip")
     which = ["voices", "check", clip, tmp_path / "text.wav", "--json"]
@@ -493,18 +479,14 @@ async def test_an_unknown_voice_is_status_4_and_a_silent_server_3(server):
 @pytest.mark.parametrize(
     ("variable", "sent"), (("VLLM_API_KEY", b"Bearer secret"), ("OPENAI_API_KEY", None))
 )
-async def test_url_and_key_of_the_environment_are_used_and_no_other_services_key(
-    server, variable, sent
-):
+async def test_only_the_environments_own_url_and_key_are_used(server, variable, sent):
     environ = {"SPEAKER_URL": f"{server.url}/v1/", variable: "secret"}
     done = await ended(await begun("voices", "ls", **environ))
     assert (done.status, done.out, done.err) == (0, "", "no voices\n")
     assert server.gate.keys == {sent}
 
 
-async def test_a_directory_is_read_beside_its_server_and_written_only_without_it(
-    server, clip, tmp_path
-):
+async def test_a_directory_is_written_only_without_its_server(server, clip, tmp_path):
     await server.register("ann", clip.read_bytes(), labels='{"team": "news"}')
     where = ["--directory", tmp_path / "speakers"]
     listed = await run("voices", "ls", *where, "--label", "team:news", "--json")

@@ -5,9 +5,9 @@ import torch
 from vllm import _custom_ops as ops
 from vllm import envs
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-from tests.attention_batch import batch_metadata
 from vllm_tts_cache.platforms.cpu_kernels import single_queries
 from vllm_tts_cache.platforms.cpu_worker import use_invariant_attention
 
@@ -27,9 +27,21 @@ def kernels():
 
 def batch(spans):
     """Metadata of requests that each have queries ``[start, end)`` of their tokens."""
-    num_blocks = -(-LENGTH // BLOCK)
-    table = torch.arange(num_blocks, dtype=torch.int32).repeat(len(spans), 1)
-    return batch_metadata(spans, table, None)
+    counts = torch.tensor([end - start for start, end in spans])
+    starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
+    num_tokens = int(starts[-1])
+    blocks = torch.arange(-(-LENGTH // BLOCK), dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([end for _, end in spans], dtype=torch.int32),
+        num_reqs=len(spans),
+        num_actual_tokens=num_tokens,
+        max_query_len=int(counts.max()),
+        max_seq_len=max(end for _, end in spans),
+        block_table_tensor=blocks.repeat(len(spans), 1),
+        slot_mapping=torch.arange(num_tokens),
+    )
 
 
 @pytest.fixture(scope="module")

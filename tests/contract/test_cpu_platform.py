@@ -47,9 +47,6 @@ def test_only_without_a_device_is_its_call_answered_by_us(
             assert getattr(owner, name)() is answer
 
 
-# Diffusion stages
-
-
 def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship():
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl

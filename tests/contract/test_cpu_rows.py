@@ -37,9 +37,7 @@ def kernels():
     ("num_inputs", "num_outputs"), [(2_560, 6_144), (4_096, 2_560), (2_048, 2_048)]
 )
 @pytest.mark.parametrize("of_vllm", [True, False], ids=["vllm", "torch"])
-def test_a_row_of_a_real_layer_does_not_depend_on_its_batch(
-    kernels, num_inputs, num_outputs, of_vllm
-):
+def test_a_layers_row_depends_on_no_batch(kernels, num_inputs, num_outputs, of_vllm):
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     rows = torch.randn(20, num_inputs).bfloat16()
     if of_vllm:

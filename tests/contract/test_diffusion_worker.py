@@ -164,9 +164,7 @@ def asleep(speakers, allocator):
     return wrapper
 
 
-def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(
-    asleep, allocator, speakers, ref
-):
+def test_a_worker_that_slept_encodes_again(asleep, allocator, speakers, ref):
     asleep.sleep(1)
     assert state(speakers, ref) is JobState.FAILED
     assert asleep.wake_up(None) is True

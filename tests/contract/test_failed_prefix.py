@@ -41,10 +41,7 @@ def clone(name, salt="voice"):
 
 
 def step(scheduler, token, **of_some):
-    """One step in which every request samples ``token``; what the clients are told.
-
-    But for those of whose names another token is given.
-    """
+    """Have all sample ``token`` but those named otherwise; what clients are told."""
     scheduled = scheduler.schedule()
     ids = list(scheduled.num_scheduled_tokens)
     output = ModelRunnerOutput(

@@ -216,12 +216,7 @@ class BelowBudget(UserWarning):
 
 
 async def check(flow, run):
-    """Hold the shortest of some runs against the flow's budget.
-
-    Args:
-        flow: Its name in `[tool.house.hops]`.
-        run: Runs it for the n-th time; returns the calls.
-    """
+    """Hold the shortest of some runs against the budget in `[tool.house.hops]`."""
     calls = min([await run(number) for number in range(NUM_RUNS)], key=len)
     found = {"calls": len(calls), "modules": len({file for file, _ in calls})}
     most = [f"{num} x {file} {name}" for (file, name), num in ranked(calls)]

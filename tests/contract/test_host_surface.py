@@ -174,9 +174,7 @@ def test_what_the_hosts_chat_says_of_its_own_fields_is_taken(engine):
     ],
     ids=str,
 )
-def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
-    engine, extra_args
-):
+def test_what_scheduler_and_workers_read_is_checked_on_any_route(engine, extra_args):
     params = SamplingParams(extra_args=extra_args)
     with pytest.raises(host_fixes.ForeignRequestError, match="vllm_xargs"):
         engine.generate([1], params, "id")

@@ -86,9 +86,7 @@ async def told(server):
     return found, (await server.client.get(CONSENTS)).json()
 
 
-async def test_there_and_back_every_field_is_the_same_and_nothing_is_encoded(
-    kinds, tmp_path
-):
+async def test_there_and_back_all_is_the_same_and_nothing_is_encoded(kinds, tmp_path):
     export = ["voices", "export", "--all", "--out"]
     async with kinds("old") as old, kinds("fleet", is_fleet=True) as fleet:
         await filled(old)
@@ -118,9 +116,7 @@ async def test_there_and_back_every_field_is_the_same_and_nothing_is_encoded(
         assert sum(again.encodes.values()) == 0
 
 
-async def test_interrupted_and_run_again_it_goes_on_and_no_voice_is_there_twice(
-    kinds, tmp_path
-):
+async def test_interrupted_and_run_again_it_adds_no_voice_twice(kinds, tmp_path):
     folder = tmp_path / "files"
     async with kinds("old") as old, kinds("new") as new:
         for number in range(24):

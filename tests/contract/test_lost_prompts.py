@@ -84,23 +84,13 @@ def embedding(server, value):
 
 
 @pytest.mark.parametrize("num_times", [1, 2])
-async def test_a_prompt_that_is_missing_in_the_engine_is_made_and_sent_once_more(
-    server, num_times
-):
+async def test_a_prompt_that_the_engine_misses_is_made_once_more(server, num_times):
     async for speak, sha in each_way(server):
         before = server.encodes
         server.engine.before_prefill = [losing(server, sha)] * num_times
         assert await refusal(speak, server, voice="Ann") is None
         assert len(server.engine.prompts) == 1 + num_times
         assert server.encodes == {name: n + num_times for name, n in before.items()}
-
-
-async def test_what_had_to_be_made_anew_is_no_hit(server):
-    sha = await registered(server)
-    server.engine.before_prefill = [losing(server, sha)]
-    for expected in ("miss", "hit"):
-        answer = await server.speak(voice="Ann")
-        assert answer.headers["X-Speaker-Cache"] == expected
 
 
 async def test_a_prompt_that_is_always_missing_is_an_error_that_says_why(server):
@@ -136,9 +126,7 @@ async def test_a_voice_that_is_replaced_at_each_submit_is_to_be_asked_for_later(
 
 
 @pytest.mark.parametrize("num_lost", [0, MAX_SUBMITS - 1])
-async def test_a_voice_that_is_deleted_before_its_last_submit_is_not_registered(
-    server, num_lost
-):
+async def test_one_that_is_deleted_before_its_last_submit_is_unknown(server, num_lost):
     async for speak, sha in each_way(server):
         lost = [losing(server, sha)] * num_lost
         server.engine.before_prefill = [*lost, deleting(server, sha)]
@@ -182,9 +170,7 @@ async def test_a_stream_that_fails_before_its_first_audio_is_counted_as_over(ser
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
-    server, monkeypatch, is_deleted
-):
+async def test_what_goes_meanwhile_is_resolved_anew(server, monkeypatch, is_deleted):
     """Where the codes are read for prompts it was a 500."""
     fails = []
 
@@ -206,9 +192,7 @@ async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
 
 
 @pytest.mark.parametrize("num_times", [MAX_TRIES - 1, MAX_TRIES])
-async def test_a_voice_that_is_replaced_while_its_prompt_is_made_speaks_or_is_busy(
-    server, monkeypatch, num_times
-):
+async def test_one_replaced_meanwhile_speaks_or_is_busy(server, monkeypatch, num_times):
     """With the second time it was a 500."""
     spoken = []
 
@@ -230,9 +214,7 @@ async def test_a_voice_that_is_replaced_while_its_prompt_is_made_speaks_or_is_bu
             assert told[0] in (0, 503) and BUSY_REPLACING in told[1]
 
 
-async def test_what_goes_each_time_of_a_voice_that_stays_is_the_servers_failure(
-    server, monkeypatch
-):
+async def test_what_goes_of_a_voice_that_stays_is_our_failure(server, monkeypatch):
     await registered(server)
 
     async def cloned(self, speaker):
@@ -243,9 +225,7 @@ async def test_what_goes_each_time_of_a_voice_that_stays_is_the_servers_failure(
 
 
 @pytest.mark.parametrize("num_times", [MAX_TRIES - 1, MAX_TRIES])
-async def test_a_precompute_follows_a_voice_that_is_replaced_and_then_says_so(
-    server, monkeypatch, num_times
-):
+async def test_a_precompute_follows_what_is_replaced(server, monkeypatch, num_times):
     """With the second time it was a 500."""
     await registered(server)
     ensurer = server.service.encodings
@@ -270,9 +250,7 @@ async def test_a_precompute_follows_a_voice_that_is_replaced_and_then_says_so(
     assert BUSY_REPLACING in answer.json()["error"]["message"]
 
 
-async def test_an_embedding_that_another_replaces_while_it_is_read_speaks(
-    server, monkeypatch
-):
+async def test_an_embedding_that_is_replaced_while_read_speaks(server, monkeypatch):
     """It was a 400: not registered."""
     embedding(server, 0.125)
     store = server.service.store
@@ -291,9 +269,7 @@ async def test_an_embedding_that_another_replaces_while_it_is_read_speaks(
     assert set(spoken["ref_spk_embedding"]) == {0.25}
 
 
-async def test_a_voice_that_an_embedding_replaces_while_its_prompt_is_made_speaks(
-    server, monkeypatch
-):
+async def test_a_voice_that_an_embedding_replaces_meanwhile_speaks(server, monkeypatch):
     """It was a 400 that told a client to try again."""
     await registered(server)
     dims = []

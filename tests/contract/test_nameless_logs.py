@@ -118,9 +118,7 @@ async def test_a_voices_life_leaves_no_name_in_a_log(server, kept):
     assert kept.naming("xanadu") == []
 
 
-async def test_a_deletion_that_takes_long_leaves_no_name_in_a_log(
-    server, kept, monkeypatch
-):
+async def test_a_long_deletion_leaves_no_name_in_a_log(server, kept, monkeypatch):
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.0)
     await server.register(NAME, wav(), ref_text=TEXT)
 

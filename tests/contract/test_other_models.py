@@ -52,11 +52,6 @@ def serve(server, name):
     return server.handler._get_tts_adapter()
 
 
-async def embed(server):
-    fields = {"name": "Raw", "consent": "y", "speaker_embedding": str([0.5] * 192)}
-    return await server.client.post(VOICES, data=fields)
-
-
 def test_every_model_of_the_host_is_a_family_or_is_described():
     described = set(OTHER_MODELS)
     assert described | OURS >= set(TTS_ADAPTER_REGISTRY), "the host has a new model"
@@ -105,7 +100,7 @@ async def is_kept_for_the_host(server, answer, note):
 async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server):
     for name in OTHERS:
         serve(server, name)
-        answer = await embed(server)
+        answer = await server.embed("Raw", speaker_embedding=str([0.5] * 192))
         if OTHER_MODELS[name].takes_embeddings:
             assert answer.status_code == 200, answer.text
             assert (await server.handler._read_voice("raw")).embedding == [0.5] * 192
@@ -270,9 +265,7 @@ async def test_what_the_host_keeps_of_a_voice_goes_with_it(server):
     assert cache.get(key) is None
 
 
-async def test_stocks_files_that_stay_in_the_directory_are_read_once(
-    default_checkpoint, tmp_path, monkeypatch
-):
+async def test_stocks_files_are_read_once(default_checkpoint, tmp_path, monkeypatch):
     """vLLM-Omni 0.32 looks for new ones before each request, and keeps rows of them."""
 
     def write(name):

@@ -112,9 +112,7 @@ async def test_one_that_has_the_servers_key_is_served(server):
     assert (await register(server, of_page())).status_code == 401
 
 
-async def test_one_that_has_a_tenants_key_is_served(
-    default_checkpoint, tmp_path, monkeypatch
-):
+async def test_one_with_a_key_is_served(default_checkpoint, tmp_path, monkeypatch):
     async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
         started_with(host.server)
         host.us.client.headers.update(of_page())

@@ -199,9 +199,7 @@ def test_a_request_starts_when_its_last_block_fits_and_not_before(
     assert player.preempted == []
 
 
-def test_a_request_that_waits_holds_nothing_and_starts_when_another_ends(
-    stage_config, installed
-):
+def test_one_that_waits_holds_nothing_until_another_ends(stage_config, installed):
     player = Player(new_scheduler(stage_config, num_blocks=20))
     scheduler = player.scheduler
     scheduler.add_request(new_request("long", 10, 400))
@@ -332,9 +330,7 @@ def test_the_text_is_found_as_it_crosses_to_the_engine(stage_config, plausible):
         assert kv_room._text_of(request) is None
 
 
-def test_a_request_that_outgrows_its_text_holds_up_the_new_ones(
-    stage_config, plausible
-):
+def test_a_request_that_outgrows_its_text_holds_up_new_ones(stage_config, plausible):
     player = Player(new_scheduler(stage_config, num_blocks=20))
     scheduler = player.scheduler
     scheduler.add_request(of_text("drone", 40, 470, "x" * 60))
@@ -347,9 +343,7 @@ def test_a_request_that_outgrows_its_text_holds_up_the_new_ones(
     assert player.preempted == []
 
 
-def test_a_request_that_is_preempted_all_the_same_ends_as_an_error(
-    stage_config, plausible
-):
+def test_a_request_that_is_preempted_even_so_ends_as_an_error(stage_config, plausible):
     player = Player(new_scheduler(stage_config, num_blocks=20))
     for name in ("first", "second"):
         player.scheduler.add_request(of_text(name, 40, 470, "x" * 60))
@@ -374,9 +368,7 @@ def test_a_request_that_is_preempted_all_the_same_ends_as_an_error(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_nobody_goes_on_after_everybody_was_preempted(
-    stage_config, installed, asynchronous
-):
+def test_nobody_goes_on_after_all_were_preempted(stage_config, installed, asynchronous):
     scheduler = new_scheduler(stage_config, asynchronous=asynchronous, num_blocks=200)
     player = Player(scheduler)
     for name in ("first", "second"):

@@ -1,7 +1,4 @@
-"""What a talker that resumes costs: nothing, in the host's own scheduler.
-
-That it says what it would have said is its family's to show, beside its worker.
-"""
+"""What a talker that resumes costs: nothing, in the host's own scheduler."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,27 +13,20 @@ from tests.real_scheduler import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     new_request,
-    new_scheduler,
+    unhooked_scheduler,
 )
 from vllm_tts_cache.model_executor.kv_room import _Replay, resume_by_replay
 
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
 
 
-def unhooked(*args, **kwargs):
-    return new_scheduler(*args, **kwargs, hooked=False)
-
-
-# How what was spoken is cut into steps
-
-
-def replay_of(hosts=lambda _request, _computed, wanted: wanted):
+def replay():
     managers = [SimpleNamespace(block_size=8)]
     coordinator = SimpleNamespace(single_type_managers=managers)
     manager = SimpleNamespace(get_computed_blocks=None, coordinator=coordinator)
     scheduler: Any = SimpleNamespace(
         kv_cache_manager=manager,
-        _reserve_prefill_lookahead=hosts,
+        _reserve_prefill_lookahead=lambda _request, _computed, wanted: wanted,
         _preempt_request=None,
     )
     return _Replay(scheduler)
@@ -48,21 +38,19 @@ def replay_of(hosts=lambda _request, _computed, wanted: wanted):
     found=st.integers(0, 40),
     budgets=st.lists(st.integers(1, 30), min_size=1, max_size=8),
 )
-def test_what_was_spoken_is_computed_in_steps_of_several_and_the_last_token_alone(
-    num_prompt, num_spoken, found, budgets
-):
+def test_the_last_token_is_computed_alone(num_prompt, num_spoken, found, budgets):
     request: Any = SimpleNamespace(
         num_prompt_tokens=num_prompt,
         num_output_tokens=num_spoken,
         num_tokens=num_prompt + num_spoken,
     )
     last, computed, spans = request.num_tokens - 1, min(found, num_prompt - 1), []
-    replay = replay_of()
+    step_of = replay().num_new_tokens
     for number in range(1_000):
         # The last of them again and again: by then others have ended.
         budget = budgets[number] if number < len(budgets) else 30
         wanted = min(budget, request.num_tokens - computed)
-        new = replay.num_new_tokens(request, computed, wanted)
+        new = step_of(request, computed, wanted)
         assert 0 <= new <= wanted
         if new:
             spans.append((computed, computed + new))
@@ -96,14 +84,15 @@ def some_requests():
 def test_where_nobody_is_preempted_nothing_is_changed(stage_config, asynchronous):
     schedules = []
     for hook in (lambda _: None, resume_by_replay):
-        scheduler = unhooked(stage_config, num_blocks=AMPLE, asynchronous=asynchronous)
+        how = {"num_blocks": AMPLE, "asynchronous": asynchronous}
+        scheduler = unhooked_scheduler(stage_config, **how)
         hook(scheduler)
         schedules.append(played(scheduler, some_requests())[0])
     assert schedules[0] == schedules[1]
 
 
 def test_only_the_prompts_part_of_the_prefix_cache_is_taken(stage_config):
-    scheduler = unhooked(stage_config, num_blocks=AMPLE)
+    scheduler = unhooked_scheduler(stage_config, num_blocks=AMPLE)
     resume_by_replay(scheduler)
     prompt = [5] * (3 * BLOCK_SIZE)
     played(scheduler, [new_request("first", prompt, 4 * BLOCK_SIZE)])
@@ -114,6 +103,3 @@ def test_only_the_prompts_part_of_the_prefix_cache_is_taken(stage_config):
     blocks, num_tokens, _ = found(again)
     assert num_tokens == 2 * BLOCK_SIZE
     assert [len(group) for group in blocks.blocks] == [2]
-
-
-# What it admits on a GPU: the arithmetic of Fish Speech S2 Pro

@@ -74,9 +74,7 @@ async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server):
 
 
 @pytest.mark.parametrize("path", [CLIP, f"{ANN}/bundle"])
-async def test_a_client_that_reads_nothing_more_loses_its_place(
-    server, is_large, monkeypatch, path
-):
+async def test_who_reads_no_more_loses_its_place(server, is_large, monkeypatch, path):
     """And the server does not hold all of it in a buffer of the socket's."""
     monkeypatch.setattr(routing, "PATIENCE_SECONDS", 1.0)
     service = server.service

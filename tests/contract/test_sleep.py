@@ -55,9 +55,7 @@ def state(speakers, ref):
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(
-    executor, allocator, speakers, ref, level
-):
+def test_a_worker_that_slept_encodes_again(executor, allocator, speakers, ref, level):
     executor.sleep(level)
     assert state(speakers, ref) is JobState.FAILED
     executor.wake_up()
@@ -76,9 +74,7 @@ def test_with_its_weights_alone_it_is_not_awake(executor, allocator, speakers, r
 
 
 @pytest.mark.skipif(not hasattr(Executor, "discard"), reason="since 0.32")
-def test_while_the_kv_caches_memory_is_away_nothing_is_encoded(
-    executor, allocator, speakers, ref
-):
+def test_nothing_is_encoded_without_the_kv_cache(executor, allocator, speakers, ref):
     executor.worker._sleep_mode_backend = allocator
     executor.discard(("kv_cache",))
     assert state(speakers, ref) is JobState.FAILED
@@ -95,9 +91,7 @@ def test_a_sleep_that_fails_is_none(executor, allocator, speakers, ref):
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_decoder_that_sleeps_keeps_no_state_and_makes_it_anew(
-    executor, allocator, level
-):
+def test_a_sleeping_decoder_has_no_state_and_makes_it_anew(executor, allocator, level):
     states = DecoderStates(max_bytes=100)
     decoder = SimpleNamespace(tts_cache_decoder_states=states)
     executor.worker.model_runner = SimpleNamespace(model=decoder)

@@ -22,23 +22,6 @@ from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.reference import FIELD
 
-
-async def test_a_registered_voice_speaks_and_its_second_request_waits_for_nothing(
-    server,
-):
-    assert (await server.register("Ann", wav(), ref_text="words")).status_code == 200
-    first = await server.speak(voice="Ann")
-    assert (first.status_code, first.headers["X-Speaker-Cache"]) == (200, "miss")
-    calls = len(server.engine.calls)
-    second = await server.speak(voice="ANN ")
-    assert (second.status_code, second.headers["X-Speaker-Cache"]) == (200, "hit")
-    assert len(server.engine.calls) == calls
-    assert server.encodes == {"speaker": 1, "codec": 1}
-
-
-# -------- voices by their ids
-
-
 BATCH = "/v1/audio/speech/batch"
 
 
@@ -73,9 +56,7 @@ async def test_an_object_without_an_id_is_no_voice(server):
 
 
 @pytest.mark.environment(SPEAKER_CACHE_MAX_WAITING_INLINE="2")
-async def test_inline_clips_that_are_refused_push_out_no_audio_of_those_that_wait(
-    server,
-):
+async def test_refused_inline_clips_push_out_no_audio_of_those_that_wait(server):
     """Each was stored before it was refused: a flood filled the inline segment."""
     pitches = [100.0 + 10 * number for number in range(6)]
 
@@ -100,21 +81,7 @@ async def test_inline_clips_that_are_refused_push_out_no_audio_of_those_that_wai
     assert {task.status_code for task in await asyncio.gather(*spoken)} == {200}
 
 
-# -------- what a request names
-
-
-async def test_an_unknown_voice_is_told_with_the_way_to_register_it(server):
-    await server.settled()
-    server.engine.calls.clear()
-    answer = await server.speak(voice="Bob")
-    assert answer.status_code == 400
-    assert "POST /v1/audio/voices" in answer.json()["error"]["message"]
-    assert server.engine.calls == []
-
-
-async def test_with_an_embedding_a_voice_is_ignored_and_nothing_is_read(
-    server, monkeypatch
-):
+async def test_with_an_embedding_no_voice_is_looked_up_or_read(server, monkeypatch):
     """The registered waveform was read on the loop and sent to the engine."""
     await registered(server)
     dim = server.embedding_dim
@@ -140,7 +107,10 @@ async def test_the_host_bounds_a_clones_length_as_for_its_own(server):
 
 async def test_what_the_host_refuses_is_refused_before_anything_is_fetched(server):
     await registered(server)
+    await server.settled()
     server.engine.calls.clear()
+    unknown = await server.speak(voice="Bob")
+    assert unknown.status_code == 400 and "POST /v1/audio/voices" in unknown.text
     for wrong in ({"input": " "}, {"language": "Klingon"}, {"max_new_tokens": 100_000}):
         for speaker in ({"voice": "Ann"}, {"ref_audio": "http://127.0.0.1:9/never"}):
             answer = await server.speak(**{"ref_text": "words", **speaker, **wrong})
@@ -150,14 +120,10 @@ async def test_what_the_host_refuses_is_refused_before_anything_is_fetched(serve
 
 
 HOSTILE_SAMPLING = (
-    {"temperature": "hot"},
-    {"temperature": float("nan")},
-    {"temperature": True},
-    {"top_k": 0.5},
-    {"top_k": 2**70},
+    *({"temperature": value} for value in ("hot", float("nan"), True)),
+    *({"top_k": value} for value in (0.5, 2**70)),
+    *({"tts_local_seed": value} for value in ("x", 2**64)),
     {"top_p": 7},
-    {"tts_local_seed": "x"},
-    {"tts_local_seed": 2**64},
 )
 
 
@@ -174,9 +140,6 @@ async def test_sampling_that_would_end_the_engine_is_refused(server):
     assert server.engine.prompts == []
     fine = {"temperature": 1, "top_k": 5, "tts_local_seed": 7}
     assert (await server.speak(voice="Ann", extra_params=fine)).status_code == 200
-
-
-# -------- names that are none
 
 
 async def test_a_voice_that_nobody_can_be_called_costs_the_others_nothing(server):
@@ -219,26 +182,12 @@ async def test_what_says_too_much_is_refused_before_it_is_read(server):
     assert server.engine.prompts == []
 
 
-# -------- how a request goes through
-
-
 READS_NO_DIRECTORY = "_refresh_uploaded_speakers"  # vLLM-Omni 0.32 calls it
 HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
 
 async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
-    """Twelve calls from the host to ours, and one for each message of the client.
-
-    None can go while the host is as it is. FastAPI calls a route before it reads the
-    body (`guarded`), for each message (`_bounded` counts what comes; of this client two
-    for the body, and one that says whether it has left), for the JSON of it, whose
-    limits are looked at before pydantic looks (`json`), and with what it has read
-    (`create_speech`). The serving class has one place where a request becomes a prompt
-    (`_prepare_speech_generation`), and asks its adapter twice there. The outputs it
-    takes from us one by one, as a prompt may be lost (`_until_begun`). Features hint at
-    names of models (`_check_model`), and count and amplify what is made of samples
-    (`create_audio`).
-    """
+    """Twelve calls from the host to ours, and one for each message of the client."""
     await registered(server)
     await server.speak(voice="Ann")
     called, resumed, known, inside = [], set(), set(), []
@@ -249,8 +198,8 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
         if not is_ours and not any(part in code.co_filename for part in HOSTS_SIDE):
             return
         if event == "call":
-            # What a background task of ours does has nobody's frame below it. Each
-            # line that the host logs passes our filter.
+            # A background task of ours has nobody's frame below it. What the host logs
+            # passes our filter.
             is_entered = is_ours and inside and not inside[-1]
             if is_entered and code.co_name not in ("_quiet", READS_NO_DIRECTORY):
                 if frame in known:  # that awaits something, or has yielded
@@ -268,16 +217,8 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     finally:
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
-    first, rate = "guarded _bounded _bounded json", " _validate_speech_sample_rate "
-    first += f" _from_any_client create_speech{rate}_check_model"
-    first += f" _prepare_speech_generation{rate}validate build _until_begun"
-    called.reverse()
-    called.remove("_bounded")  # which the host listens to beside what it does
-    called.reverse()
-    assert called == f"{first} create_audio".split()
-    # Those that await the host or the client, and the outputs.
-    waiting = {"guarded", "create_speech", "_prepare_speech_generation", "build"}
-    assert resumed <= waiting | {"_until_begun"}
+    assert len(called) <= 12 + 3, called
+    assert len(resumed) <= 5, resumed  # await the host or the client, or the outputs
 
 
 async def test_a_batch_whose_client_hangs_up_is_no_error_of_ours(server):

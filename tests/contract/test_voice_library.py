@@ -13,7 +13,6 @@ from tests.store_samples import voice
 from tests.waiting import soon
 from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, new_id
-from vllm_tts_cache.entrypoints.http import models
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 
@@ -42,8 +41,6 @@ async def test_a_registration_says_all_that_a_change_may(server):
     assert all(answer[field] == voice[field] for field in same)
     shown = (await server.client.get(f"{VOICES}/{voice['id']}")).json()
     assert shown["voice"] == voice
-    models.Registered.model_validate(answer)
-    models.VoiceStatus.model_validate(shown)
 
 
 async def test_a_change_is_shown_and_leaves_the_rest(server):
@@ -96,7 +93,6 @@ async def test_the_library_is_searched_filtered_and_sorted(server):
 
     async def listed(**query):
         answer = (await server.client.get(VOICES, params=query)).json()
-        models.VoiceList.model_validate(answer)
         shown = [voice["name"] for voice in answer["uploaded_voices"]]
         return shown, answer.get("next")
 
@@ -170,7 +166,6 @@ async def test_a_recording_is_needed_where_the_operator_says_so(server):
         assert refused.status_code == 400
         assert "voice_consents" in refused.json()["error"]["message"]
     consent = (await add_consent(server)).json()
-    models.Consent.model_validate(consent)
     done = await server.register("Ann", wav(), consent=consent["id"])
     assert done.json()["voice"]["consent_id"] == consent["id"]
     kept = await server.client.delete(f"{CONSENTS}/{consent['id']}")
@@ -184,7 +179,6 @@ async def test_deleting_a_recording_leaves_nothing_of_it(server):
     sha = store.consents.get(consent["id"]).audio_sha256
     gone = await server.client.delete(f"{CONSENTS}/{consent['id']}")
     assert gone.status_code == 200, gone.text
-    models.ConsentDeleted.model_validate(gone.json())
     assert store.read_audio(sha) is None and store.verify() == []
     for call in (server.client.get, server.client.delete):
         assert (await call(f"{CONSENTS}/{consent['id']}")).status_code == 404
@@ -194,7 +188,6 @@ async def test_a_clip_is_checked_without_being_registered(server):
     file = {"audio_sample": ("c.wav", wav(), "audio/wav")}
     answer = await server.client.post(f"{VOICES}/check", files=file)
     assert answer.status_code == 200, answer.text
-    models.Quality.model_validate(answer.json())
     assert answer.json()["verdict"] == "poor"  # a tone, and nobody speaks
     assert "no_speech" in {reason["code"] for reason in answer.json()["reasons"]}
     assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
@@ -208,9 +201,7 @@ async def test_a_clip_is_checked_without_being_registered(server):
 
 
 @pytest.mark.parametrize("ref_text", ["x" * 2_001, "a\0b"])
-async def test_a_check_takes_the_transcripts_that_a_registration_takes(
-    server, ref_text
-):
+async def test_a_check_takes_the_transcripts_of_a_registration(server, ref_text):
     form = {"name": "Ann", "consent": "y", "ref_text": ref_text}
     file = {"audio_sample": ("c.wav", wav(), "audio/wav")}
     for path in (VOICES, f"{VOICES}/check"):

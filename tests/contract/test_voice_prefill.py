@@ -135,9 +135,6 @@ async def test_a_voice_whose_transcript_was_changed_is_prefilled_anew(server):
     assert [info["ref_text"] for info in spoken] == [["words"], ["More"]]
 
 
-# -------- a prefill in hand
-
-
 @pytest.fixture
 def prefills(server, monkeypatch):
     """What begins and ends in an engine whose prefills go on until they are ended."""
@@ -160,9 +157,7 @@ def prefills(server, monkeypatch):
     return seen
 
 
-async def test_a_prefill_ends_before_a_request_and_begins_again_after_it(
-    server, prefills
-):
+async def test_a_prefill_ends_before_a_request_and_begins_anew_after(server, prefills):
     """Only its start waited for the engine to be idle."""
     await register(server, "Ann", 220)
     await precompute(server, "Bob", 330)
@@ -183,9 +178,7 @@ class Looks(dict[str, object]):
         return False
 
 
-async def test_each_time_that_a_request_ends_it_the_engine_is_to_be_idle_for_longer(
-    server, prefills, monkeypatch
-):
+async def test_who_ends_it_makes_it_wait_for_longer(server, prefills, monkeypatch):
     """Between requests that come too soon for it, it would begin anew for ever."""
     for name, pitch_hz in (("Ann", 220), ("Bob", 330)):
         await register(server, name, pitch_hz)
@@ -214,9 +207,6 @@ async def test_a_prefill_that_fails_or_hangs_is_given_up(server, prefills, monke
     assert await counts(server) == {"warmed": 0, "waiting": 0}
 
 
-# -------- where it is of no use
-
-
 async def test_where_the_decoder_keeps_no_states_nothing_is_prefilled(server):
     """It replays CUDA graphs, or has no chunks: the host's first chunk stays."""
     for worker in server.engine.workers:
@@ -239,12 +229,7 @@ async def test_where_a_prefill_brings_nothing_there_is_none(start, monkeypatch, 
         assert server.engine.prompts == []
 
 
-# -------- after a restart
-
-
-async def test_after_a_restart_those_that_spoke_last_are_prefilled_again(
-    start, monkeypatch
-):
+async def test_after_a_restart_the_last_that_spoke_are_prefilled(start, monkeypatch):
     # A prefill uses a voice as well; here only requests are to.
     monkeypatch.setenv("SPEAKER_CACHE_WARM_KV", "off")
     async with start() as server:

@@ -25,8 +25,8 @@ from tests.real_scheduler import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     new_request,
-    new_scheduler,
     stage_config_of,
+    unhooked_scheduler,
 )
 from vllm_tts_cache.model_executor.kv_room import resume_by_replay
 
@@ -61,7 +61,7 @@ def scheduler(own_case, own_checkpoint, speech):
     )
 
     def make(num_blocks=speech.num_blocks, chunk=0, **kwargs):
-        made = new_scheduler(config, num_blocks=num_blocks, hooked=False, **kwargs)
+        made = unhooked_scheduler(config, num_blocks=num_blocks, **kwargs)
         made.scheduler_config.long_prefill_token_threshold = chunk
         resume_by_replay(made)
         return made

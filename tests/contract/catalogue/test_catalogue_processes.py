@@ -181,9 +181,7 @@ def register_publish_and_delete(index: int, directory: Path) -> str:
     return "ok"
 
 
-def test_processes_that_register_publish_and_delete_one_clip_lose_and_leave_nothing(
-    tmp_path,
-):
+def test_processes_that_share_a_clip_lose_and_leave_nothing_of_it(tmp_path):
     answers = in_processes(register_publish_and_delete, tmp_path, num_processes=3)
     assert answers == ["ok"] * 3
     store = store_samples.opened(tmp_path)

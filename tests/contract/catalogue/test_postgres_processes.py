@@ -76,9 +76,7 @@ def register_in_threads(index: int, directory, policy) -> list:
 @pytest.mark.parametrize(
     ("policy", "num_registered"), [("immutable", 1), ("overwrite", 16)]
 )
-def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
-    tmp_path, policy, num_registered
-):
+def test_one_name_registered_at_once_is_one_voice(tmp_path, policy, num_registered):
     answers = in_processes(register_in_threads, tmp_path, policy, num_processes=2)
     given = [generation for each in answers for generation in each]
     registered = [generation for generation in given if generation is not None]

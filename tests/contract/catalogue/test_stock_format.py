@@ -43,9 +43,7 @@ def upload_file(samples: np.ndarray):
     return UploadFile(content, filename="Ana María.wav", headers=headers)
 
 
-def test_an_upload_to_stock_is_imported_whole_and_deleted_whole(
-    serving, store, tmp_path: Path
-):
+def test_stocks_upload_is_imported_and_deleted_whole(serving, store, tmp_path: Path):
     rng = np.random.default_rng(0)
     stereo = rng.uniform(-0.5, 0.5, (RATE * 2, 2)).astype(np.float32)
     answer = asyncio.run(
