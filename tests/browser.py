@@ -29,10 +29,7 @@ _OPTIONS = (
 
 
 class Browser:
-    """Chromium on one page; a context manager that closes it.
-
-    Every request that the page makes, and whatever it complains of, is kept.
-    """
+    """Chromium on one page, with its requests and complaints; closes in the end."""
 
     def __init__(self, url, *, size=DESKTOP, is_dark=False, microphone=None):
         if not (which("chromium") and which("chromedriver")):
@@ -64,8 +61,8 @@ class Browser:
         screen = {"width": width, "height": height, "deviceScaleFactor": 1}
         screen["mobile"] = size == PHONE
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        scheme = {"name": "prefers-color-scheme", "value": "light"}
-        scheme["value"] = "dark" if is_dark else "light"
+        shade = "dark" if is_dark else "light"
+        scheme = {"name": "prefers-color-scheme", "value": shade}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [scheme, still]}

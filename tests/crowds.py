@@ -46,12 +46,7 @@ def speak_briefly(client, voice, text):
 
 
 def crowd(server, expected):
-    """Six clients at once, every third request hung up on; all hear what is expected.
-
-    Args:
-        server: Where.
-        expected: (voice, text) -> audio.
-    """
+    """Six clients at once, every third request hung up on; all hear what is due."""
     requests, failures = list(expected), []
 
     def run(seed):

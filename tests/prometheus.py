@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -17,15 +16,7 @@ _STOP_SECONDS = 30
 
 
 class Prometheus:
-    """Debian's, scraping one server; a context manager that stops it.
-
-    Args:
-        folder: For its configuration, its data and its log.
-        target: ``host:port`` of the server.
-        rules: Files of alert rules.
-
-    Raises: RuntimeError on entering if Prometheus is not there.
-    """
+    """Debian's, scraping one server at ``host:port``; a context manager."""
 
     def __init__(self, folder: Path, target: str, rules: Sequence[Path] = ()):
         self.url = f"http://{HOST}:{free_port()}"
@@ -47,24 +38,23 @@ class Prometheus:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.terminate()
         self._process.wait(_STOP_SECONDS)
 
     def ask(self, query: str) -> list[dict[str, Any]] | None:
-        """What a query answers now; None while Prometheus is not there yet.
-
-        Raises: RuntimeError if it refuses the query, or has ended.
-        """
-        found = self._asked("query", query=query)
-        if found is None:
+        """What a query answers now; None while Prometheus is not there yet."""
+        try:
+            answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query})
+        except httpx.TransportError:
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError("Prometheus ended: see prometheus.log") from None
             return None
+        body = answer.json()
+        if body["status"] != "success":
+            raise RuntimeError(f"{query}: {body}")
+        found = body["data"]["result"]
         return [each for each in found if each["value"][1] != "NaN"]
 
     def alerts(self) -> dict[str, tuple[str, str]]:
@@ -72,18 +62,6 @@ class Prometheus:
         groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         return {rule["name"]: (rule["health"], rule["state"]) for rule in rules}
-
-    def _asked(self, what: str, **parameters: Any) -> list[dict[str, Any]] | None:
-        try:
-            answer = httpx.get(f"{self.url}/api/v1/{what}", params=parameters)
-        except httpx.TransportError:
-            if self._process is None or self._process.poll() is not None:
-                raise RuntimeError("Prometheus ended: see prometheus.log") from None
-            return None
-        body = answer.json()
-        if body["status"] != "success":
-            raise RuntimeError(f"{parameters['query']}: {body}")
-        return body["data"]["result"]
 
     def _config(self) -> dict[str, Any]:
         job = {"job_name": "tts", "static_configs": [{"targets": [self._target]}]}

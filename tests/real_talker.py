@@ -1,7 +1,4 @@
-"""The host's models on the CPU in this process, loaded by vLLM's own loader.
-
-As a worker has them, without its engine and KV cache.
-"""
+"""The host's models on the CPU, loaded by vLLM's own loader, without its engine."""
 
 from contextlib import contextmanager
 

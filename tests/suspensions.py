@@ -4,27 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Literal
 
+Coro = Coroutine[Any, Any, Any]
 Moment = Literal["waiting", "come"]
 MOMENTS: tuple[Moment, ...] = ("waiting", "come")
 
 
 class Steps:
-    """Awaits a coroutine, and calls ``act`` at its suspension of that number.
+    """Awaits a coroutine, and calls ``act`` at its suspension of that number, from 1.
 
-    Args:
-        coroutine: What is driven.
-        number: From 1.
-        act: Cancels whatever is to be cancelled.
-        moment: ``waiting``: as the coroutine begins to wait. ``come``: once what it
-            waits for is there, but before it could go on with it.
+    At the moment ``waiting``: as the coroutine begins to wait. ``come``: once what it
+    waits for is there, but before it could go on with it.
     """
 
     def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        number: int,
-        act: Callable[[], object],
-        moment: Moment = "waiting",
+        self, coroutine: Coro, number: int, act: Callable[[], object], moment: Moment
     ):
         self._steps = coroutine.__await__()
         self._number = number
@@ -63,7 +56,7 @@ class Steps:
 
 
 async def at_each_suspension(
-    make: Callable[[], Coroutine[Any, Any, Any]], moment: Moment, *, at_least: int
+    make: Callable[[], Coro], moment: Moment, *, at_least: int
 ) -> AsyncIterator[None]:
     """Cancel ``make()`` at its first suspension, a new one at its second, and so on.
 
@@ -78,9 +71,7 @@ async def at_each_suspension(
     assert number > at_least, number
 
 
-async def cancelled_at(
-    coroutine: Coroutine[Any, Any, Any], number: int, moment: Moment
-) -> bool:
+async def cancelled_at(coroutine: Coro, number: int, moment: Moment) -> bool:
     """Cancel a coroutine at one suspension; False if it has not as many."""
 
     async def drive() -> None:

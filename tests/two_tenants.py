@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,13 +84,7 @@ class Host:
 
 
 @contextlib.asynccontextmanager
-async def two_tenants(
-    checkpoint,
-    directory,
-    monkeypatch,
-    make: Callable[..., Server] = Server,
-    **limits: Any,
-):
+async def two_tenants(checkpoint, directory, monkeypatch, make: Any = Server, **limits):
     us, them = Side("acme", 120.0), Side("zenith", 210.0)
     path = directory / "tenants.json"
     path.write_text(file_of(us, them, **limits))

@@ -61,9 +61,7 @@ async def test_neither_a_clip_nor_an_embedding_is_stored(server):
         assert list(server.directory.glob("store/**/*.safetensors")) == []
 
 
-async def test_of_a_voice_of_another_model_it_is_said_that_it_is_not_spoken_here(
-    server,
-):
+async def test_a_voice_of_another_model_is_said_to_be_not_spoken_here(server):
     """Servers of several models may share one directory."""
     serve(server, "StableAudioPipeline")
     audio = decode_clips([wav()])
@@ -75,9 +73,7 @@ async def test_of_a_voice_of_another_model_it_is_said_that_it_is_not_spoken_here
 
 
 @pytest.mark.parametrize("name", ["PipelineOfTomorrow", None])
-async def test_a_pipeline_that_a_plugin_brought_is_left_to_the_host(
-    server, monkeypatch, name
-):
+async def test_a_pipeline_of_a_plugin_is_left_to_the_host(server, monkeypatch, name):
     """It may read what the host puts into its prompt, and a name may be unknown."""
     brought = ("plugin.pipeline", "", "Pipeline")  # as the host's own hook has it
     monkeypatch.setitem(registry._DIFFUSION_MODELS, name, brought)

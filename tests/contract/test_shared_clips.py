@@ -86,9 +86,6 @@ async def test_a_prompt_that_is_lost_is_made_anew_for_its_own_tenant(host):
     await us.client.post(f"{VOICES}/Ann/cache?force=true")
 
 
-# -------- the file, while the server is at work
-
-
 async def test_a_key_that_is_taken_away_and_one_that_is_given(host, monkeypatch):
     await voice_of(host.us)
     host.path.write_text(file_of(host.them))
@@ -154,9 +151,6 @@ async def test_no_log_has_a_key(host, caplog):
         assert key not in caplog.text
 
 
-# -------- limits
-
-
 async def test_limits_are_of_each_tenant_and_are_409s(hosting):
     async with hosting(max_voices=1, max_audio_bytes=100_000) as host:
         us, them = host.us, host.them
@@ -194,9 +188,6 @@ async def test_a_tenant_takes_as_many_inline_places_as_it_may(hosting):
         assert (await us.speak(**inline(320.0))).status_code == 200
 
 
-# -------- from one tenant to several
-
-
 async def test_what_was_there_before_is_the_default_tenants(
     hosting, default_checkpoint, tmp_path, monkeypatch
 ):
@@ -214,9 +205,6 @@ async def test_what_was_there_before_is_the_default_tenants(
         await host.server.settled()
         assert await us.names() == ["Ann"] and await status(us) == "ready"
         assert await spoken(us, voice="Ann") == "hit"
-
-
-# -------- a model that the host clones with, in its own way
 
 
 async def test_the_hosts_own_models_speak_with_each_tenants_voice(hosting):

@@ -29,9 +29,7 @@ def test_eight_cold_requests_for_one_clip_encode_it_once(family, client, make_cl
     assert {name: after[name] - before[name] for name in after} == expected
 
 
-def test_every_answer_is_wholly_the_old_or_the_new_voice(
-    client, shared_server, make_clip
-):
+def test_each_answer_is_wholly_the_old_or_new_voice(client, shared_server, make_clip):
     clips = [make_clip(pitch_hz=2100), make_clip(pitch_hz=2700)]
     pure = []
     for clip in clips:

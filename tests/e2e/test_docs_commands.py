@@ -62,9 +62,7 @@ def test_the_commands_of_the_readme_register_speak_and_delete(paste, tmp_path, c
     assert client.http.get("/v1/audio/voices/keeper").status_code == 404
 
 
-def test_the_first_ten_minutes_register_with_the_right_words_and_speak(
-    paste, tmp_path, client
-):
+def test_the_first_ten_minutes_register_the_words_and_speak(paste, tmp_path, client):
     said = paste(INDEX, "sh", *SHELL)
     assert "x-speaker-cache: hit" in said.lower()
     assert (tmp_path / "out.wav").read_bytes().startswith(b"RIFF")
@@ -73,9 +71,7 @@ def test_the_first_ten_minutes_register_with_the_right_words_and_speak(
     assert shown["cache_status"] == "ready"
 
 
-def test_the_examples_of_the_clients_guide_speak_whole_and_in_pieces(
-    paste, tmp_path, client
-):
+def test_examples_of_the_client_guide_speak_whole_or_in_pieces(paste, tmp_path, client):
     client.register("keeper", SPEECH.path, ref_text=SPEECH.transcript)
     said = paste(CLIENTS, "sh", *SHELL)
     assert said.count("event: speech.audio.delta") > 1

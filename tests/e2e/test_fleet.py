@@ -116,9 +116,7 @@ def test_what_is_made_on_one_server_is_loaded_by_the_other(fleet, make_clip):
     assert encodes_of(fleet) == num_encodes
 
 
-def test_after_a_delete_on_one_neither_has_anything_of_it(
-    fleet, make_clip, monkeypatch
-):
+def test_after_a_delete_on_one_neither_has_any_of_it(fleet, make_clip, monkeypatch):
     one = fleet.direct[0]
     one.register("Cyd", make_clip(2.0), ref_text=SPOKEN).raise_for_status()
     shown = one.http.get("/v1/audio/voices/Cyd").json()["voice"]
@@ -170,9 +168,7 @@ def test_without_the_bucket_what_is_warm_speaks_and_the_rest_says_why(fleet, mak
     fleet.client.register("Dan", make_clip(1.5)).raise_for_status()
 
 
-def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
-    fleet, postgres, make_clip
-):
+def test_without_postgresql_only_what_is_warm_speaks(fleet, postgres, make_clip):
     before = fleet.client.speak(voice="Ada").audio
     postgres.stop()
     try:
@@ -192,9 +188,7 @@ def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
     assert fleet.client.speak(voice="Ada").audio == before
 
 
-def test_a_server_that_was_frozen_for_a_minute_speaks_nothing_deleted_meanwhile(
-    fleet, make_clip
-):
+def test_a_server_that_was_frozen_speaks_nothing_deleted_meanwhile(fleet, make_clip):
     one, other = fleet.direct
     one.register("Fay", make_clip(2.0), ref_text=SPOKEN).raise_for_status()
     before = other.speak(voice="Ada").audio

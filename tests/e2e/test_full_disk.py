@@ -17,9 +17,7 @@ def noise(seconds, container):
     return sndfile_bytes(samples.astype(np.float32), 48_000, container)
 
 
-def test_a_full_disk_refuses_the_upload_and_nothing_else(
-    client, shared_server, make_clip
-):
+def test_a_full_disk_refuses_uploads_and_nothing_else(client, shared_server, make_clip):
     client.register("present", make_clip(), ref_text="Hello there.")
     heard = client.speak(voice="present")
     before = client.stats()["registry"]

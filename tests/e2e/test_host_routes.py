@@ -221,9 +221,7 @@ def open_paths():
 
 
 @pytest.mark.long  # a server of its own; test_host_surface.py has the same in process
-def test_with_tenants_the_hosts_routes_are_404_but_for_a_few(
-    tenants_server, shared_server, make_clip
-):
+def test_with_tenants_few_routes_are_there(tenants_server, shared_server, make_clip):
     without, sockets = routes_of(shared_server)
     http, left = routes_of(tenants_server)
     assert {path for _, path in http if not OURS.match(path)} | left == open_paths()
@@ -249,7 +247,7 @@ def test_with_tenants_the_hosts_routes_are_404_but_for_a_few(
 
 
 @pytest.mark.long
-def test_each_tenant_speaks_with_its_own_voice_of_a_name(tenants_server, make_clip):
+def test_tenants_speak_with_their_own(tenants_server, make_clip):
     def client_of(key):
         client = SpeechClient(tenants_server.url)
         client.http.headers["Authorization"] = f"Bearer {key}"

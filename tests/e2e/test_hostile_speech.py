@@ -150,9 +150,7 @@ def test_halves_in_two_messages_make_the_character(family, keeper, shared_server
     assert plain[0] and plain == left_out == at_the_end
 
 
-def test_half_a_character_in_a_sessions_configuration_is_refused(
-    family, keeper, shared_server
-):
+def test_half_a_character_in_a_config_is_refused(family, keeper, shared_server):
     if family.pipelines:
         pytest.skip("the host has no WebSocket for a diffusion model")
     config = {"voice": "keeper", "instructions": f"calm {HALF}"}

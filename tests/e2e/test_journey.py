@@ -43,9 +43,7 @@ class Told:
 # its directory is imported (tests/unit/catalogue/test_stock_import.py).
 @pytest.mark.long
 @pytest.mark.does("raw_embeddings")
-def test_switched_off_is_stock_and_agrees_given_the_same_embedding(
-    journey, client, make_clip
-):
+def test_switched_off_is_stock_and_agrees_on_an_embedding(journey, client, make_clip):
     values = [0.02 * (i % 5 - 2) for i in range(128)]
     request = {"speaker_embedding": values, "task_type": "Base"}
     _, stock = journey.start(SPEAKER_CACHE_ENABLED=0)

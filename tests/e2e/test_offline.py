@@ -22,9 +22,7 @@ ENVIRONMENT = {
 }
 
 
-def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
-    default_checkpoint, tmp_path
-):
+def test_a_batch_job_encodes_a_clip_once_and_at_rest(default_checkpoint, tmp_path):
     first, twin = tmp_path / "first.flac", tmp_path / "twin.flac"
     for clip in (first, twin):
         shutil.copy(SPEECH.path, clip)

@@ -99,9 +99,7 @@ def apart(shared, default_checkpoint):
         yield SimpleNamespace(**both, client=client, folder=shared.folder)
 
 
-def test_a_talker_that_reads_another_directory_speaks_what_is_registered_here(
-    apart, make_clip
-):
+def test_a_talker_with_another_directory_speaks_what_is_registered(apart, make_clip):
     apart.client.register("Ada", make_clip(3.0), ref_text=SPOKEN).raise_for_status()
     apart.client.precompute("Ada").raise_for_status()
     spoken = [apart.client.speak(voice="Ada") for _ in range(3)]

@@ -2,12 +2,12 @@
 
 import pytest
 
+from vllm_tts_cache.testing.server import data_url
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 
-def test_a_voice_encoded_anew_or_without_its_clip_speaks_the_same_bits(
-    client, shared_server, make_clip
-):
+def test_encoded_anew_or_without_a_clip_it_is_alike(client, shared_server, make_clip):
     client.register("forced", make_clip(), ref_text="Hello there.")
     client.precompute("forced")
     first, encodes = client.speak(voice="forced"), client.encodes()
@@ -21,6 +21,25 @@ def test_a_voice_encoded_anew_or_without_its_clip_speaks_the_same_bits(
     again = client.speak(voice="forced")
     assert (again.status, again.audio) == (200, first.audio)
     client.http.delete("/v1/audio/voices/forced")
+
+
+@pytest.mark.does("keeps_decoder_states")
+def test_inline_references_leave_no_state_and_sound_alike(client, make_clip):
+    def decoder():
+        (stats,) = client.stats()["decoders"]
+        del stats["rpc_calls"]  # looking is one as well
+        return stats
+
+    clip, words = make_clip(7.0), {"ref_text": "Hello there."}
+    client.register("Bea", clip, **words).raise_for_status()
+    before = decoder()
+    by_vector = client.speak(ref_audio=data_url(clip), x_vector_only_mode=True)
+    assert by_vector.status == 200
+    assert decoder() == before, "an x-vector needs none"
+    inline = client.speak(ref_audio=data_url(clip), **words)
+    assert decoder()["states"] == before["states"]
+    assert inline.audio == client.speak(voice="Bea").audio
+    client.http.delete("/v1/audio/voices/Bea").raise_for_status()
 
 
 @pytest.mark.does("raw_embeddings")

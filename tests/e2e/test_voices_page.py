@@ -177,9 +177,7 @@ def test_a_voice_of_a_file_is_judged_added_tried_and_deleted(
 
 @pytest.mark.parametrize("is_dark", (False, True), ids=("light", "dark"))
 @pytest.mark.parametrize("size", (DESKTOP, PHONE), ids=("desktop", "phone"))
-def test_nothing_keeps_people_from_using_it(
-    visit, library, microphone, picture, size, is_dark
-):
+def test_anybody_can_use_it(visit, library, microphone, picture, size, is_dark):
     browser = visit(size=size, is_dark=is_dark, microphone=microphone)
     browser.see("#voice-list .pill.ready")
     assert browser.problems() == [] and not browser.is_too_wide()

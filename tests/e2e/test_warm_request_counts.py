@@ -101,9 +101,7 @@ def test_the_probe_sees_what_a_cold_request_does(probed, voices, family, make_cl
     assert kinds(seen, "message")
 
 
-def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
-    probed, voices
-):
+def test_a_warm_request_encodes_calls_and_opens_nothing(probed, voices):
     def speak():
         for name in voices.values():
             for _ in range(NUM_REQUESTS):
@@ -117,9 +115,7 @@ def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
     assert opened_for_requests(seen) == []
 
 
-def test_a_warm_requests_message_is_small_and_flat_in_the_references_length(
-    probed, voices, case
-):
+def test_a_warm_message_is_small_and_flat_in_the_clips_length(probed, voices, case):
     sizes = {}
     for seconds, name in voices.items():
         seen = probed.seen(lambda name=name: probed.speak(voice=name))

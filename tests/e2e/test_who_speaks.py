@@ -64,9 +64,7 @@ def test_a_voice_is_encoded_once_whatever_it_is_called(client, family):
     assert made == dict.fromkeys(family.encoders, 1)
 
 
-def test_two_new_requests_beside_a_running_one_keep_their_voices(
-    client, make_clip, speak_alone
-):
+def test_two_new_ones_beside_a_third_keep_their_voices(client, make_clip, speak_alone):
     """A host that hands its second stage the wrong request's prompt swaps them."""
     texts = {"run": LONG_TEXT, "new one": "Hi.", "new two": "Hi."}
     for name in texts:
@@ -106,9 +104,7 @@ def test_a_name_then_its_transcript_then_inline_audio_are_each_themselves(
     assert speak_alone("Hi.", voice="Eve", ref_text=SPOKEN) == spoken
 
 
-def test_a_request_may_name_any_mode_of_the_model_and_no_other(
-    client, family, make_clip, speak_alone
-):
+def test_a_request_may_name_any_of_its_modes(client, family, make_clip, speak_alone):
     client.register("Mo", make_clip(), ref_text=SPOKEN)
 
     def speak_in(mode):
