@@ -20,11 +20,7 @@ MAX_NUM_REQS = 4
 
 
 class OtherRunner:
-    """Prefills of several requests at once, by the host's code.
-
-    Args:
-        model: A talker, loaded.
-    """
+    """Prefills of several requests at once, by the host's code."""
 
     def __init__(self, model: Any):
         # Without its constructor, which allocates what a GPU's forward pass needs.
@@ -38,15 +34,9 @@ class OtherRunner:
         self._num_computed = np.zeros(MAX_NUM_REQS, np.int64)
         self._ids: dict[int, torch.Tensor] = {}
 
-    def add(
-        self,
-        index: int,
-        request_id: str,
-        token_ids: torch.Tensor,
-        information: Mapping[str, Any],
-    ) -> None:
+    def add(self, index: int, request_id: str, token_ids: torch.Tensor, info: Any):
         """Take a request in, its information as it crosses to the engine."""
-        payload = serialize_additional_information(dict(information))
+        payload = serialize_additional_information(dict(info))
         request = OmniNewRequestData(
             req_id=request_id,
             prompt_token_ids=token_ids.tolist(),
@@ -68,10 +58,7 @@ class OtherRunner:
 
     @torch.inference_mode()  # as the runner's `execute_model`
     def prefill(self, chunk: int) -> dict[int, torch.Tensor]:
-        """Prefill all requests to their ends, in steps of so many tokens each.
-
-        Returns: Request's index -> its input embeddings (tokens, hidden size).
-        """
+        """Prefill all by steps of so many tokens; (tokens, hidden size) by index."""
         parts: dict[int, list[torch.Tensor]] = {index: [] for index in self._ids}
         while scheduled := self._next(chunk):
             for index, embeds in self._step(scheduled).items():

@@ -45,9 +45,9 @@ def batch(*prompts, seed=7, **params):
     )
 
 
-def one_step_at_a_time(prompt, seed=7, num_steps=4):
+def one_step_at_a_time(prompt):
     """A request's state, where the host computes a step at a time."""
     sampling = SimpleNamespace(
-        extra_args={"seed": seed}, num_inference_steps=num_steps, guidance_scale=None
+        extra_args={"seed": 7}, num_inference_steps=4, guidance_scale=None
     )
     return SimpleNamespace(prompt=prompt, sampling=sampling, extra={}, step_index=0)

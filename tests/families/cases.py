@@ -52,12 +52,7 @@ class Case:
         second_server: What its journey's second server is started with besides, see
             ``tests/e2e/test_journey.py``.
         does: What it is able to do beyond the rest: the shared tests that are marked
-            so run on it. ``raw_embeddings`` speak; ``waits_for_kv``: with
-            ``short_of_kv``; ``shares_kv``: of a voice's texts; ``streams``: what a
-            client hears in parts; ``two_api_processes``: so its second server is
-            started; ``keeps_decoder_states``: of voices, and
-            its second server keeps none. Words of its own mark tests in its own
-            folder.
+            so run on it. Words of its own mark tests in its own folder.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """
@@ -117,12 +112,9 @@ def made_by(path: str) -> Callable[[Path], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Values of a JSON file of the checkpoint.
+    """All that could be in a JSON file of the checkpoint, or what leaving it out means.
 
-    Attributes:
-        file: Below the checkpoint.
-        path: Keys that lead to the section.
-        values: All that could be in it, with what is meant where it is left out.
+    The keys in ``path`` lead to the section.
     """
 
     file: str
@@ -132,20 +124,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """One encoder's.
-
-    Attributes:
-        network: What its fingerprint calls it.
-        config: What its part of the checkpoint's config may say.
-        constants: Module -> names there of numbers and rules that an encoding depends
-            on and no checkpoint can change.
-        read: Values of the config that it must be known to read.
-    """
+    """One encoder's: what its fingerprint calls it, and what its config may say."""
 
     network: str
     config: tuple[Section, ...]
+    # Module -> names there of numbers and rules that an encoding depends on and no
+    # checkpoint can change.
     constants: Mapping[ModuleType, tuple[str, ...]] = field(default_factory=dict)
-    read: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()  # values that it must be known to read
 
 
 def identities_of(family: Family) -> Mapping[str, Identity]:

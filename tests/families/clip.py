@@ -13,10 +13,8 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 class Clip:
     """Gliding harmonics over noise; each channel is its own.
 
-    Attributes:
-        level: Of the voice.
-        floor: Of the noise, in the pauses too.
-        pauses: Where the voice is silent, in seconds.
+    ``level`` is that of the voice, ``floor`` that of the noise, in ``pauses`` too:
+    where the voice is silent, in seconds.
     """
 
     rate_hz: int
@@ -49,9 +47,7 @@ class Clip:
         return path
 
 
-def noisy_tone(
-    num_samples: int, rate_hz: int = 16_000, seed: int = 0
-) -> ReferenceAudio:
+def noisy_tone(num_samples: int, rate_hz: int = 16_000, seed=0) -> ReferenceAudio:
     """Another one by each seed."""
     rng = np.random.default_rng(seed)
     tone = np.sin(2 * np.pi * (150 + 40 * seed) * np.arange(num_samples) / rate_hz)

@@ -1,7 +1,4 @@
-"""The tokens that released tokenizers add, of which tiny checkpoints lack most.
-
-By their first id, as the repositories on Hugging Face have them.
-"""
+"""Tokens that released tokenizers add, by first id; tiny checkpoints lack most."""
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

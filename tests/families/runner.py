@@ -1,7 +1,4 @@
-"""How the host's v1 runner asks a talker for rows, and keeps what it leaves.
-
-And clips whose encodings are in the memory of that talker.
-"""
+"""How the host's v1 runner asks a talker for rows, and keeps what it leaves."""
 
 from typing import Any
 
@@ -52,11 +49,7 @@ class StoredVoice:
 
 
 class PromptedVoice(StoredVoice):
-    """A clip that one codec encodes, and the prompt of a clone of it.
-
-    Args:
-        prompted: Makes the prompt of it.
-    """
+    """A clip that one codec encodes, and the prompt that ``prompted`` makes of it."""
 
     def __init__(self, talker, samples, rate_hz, codec, prompted):
         super().__init__(talker.tts_cache_speakers, samples, rate_hz, (codec,))

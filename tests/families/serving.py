@@ -8,6 +8,8 @@ from tests.in_process_workers import SpectrumEncoder
 from tests.speaking import wav
 from tests.speech_server import Server
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.families.networks import prompts
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 
 
@@ -34,6 +36,16 @@ async def ann(server: Any, **fields: Any) -> dict[str, Any]:
     answer = await server.register("Ann", wav(), **fields)
     assert answer.status_code == 200, answer.text
     return answer.json()["voice"]
+
+
+async def anns_prompt(server: Any, text: str, **fields: Any) -> Any:
+    """Register Ann and speak: the ids that the engine is told, and her rows in them."""
+    await ann(server, **fields)
+    assert (await server.speak(voice="Ann", input=text)).status_code == 200
+    (made,) = server.engine.prompts
+    told = made["additional_information"]
+    assert set(told) == {FIELD, prompts.ROWS}
+    return made["prompt_token_ids"], prompts.ReferenceRows.from_info(told)
 
 
 def message(answer: Any, status: int = 400) -> str:

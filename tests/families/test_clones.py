@@ -51,13 +51,9 @@ def refusing(request, tiny, tmp_path):
 
 @pytest.fixture
 async def server(refusing, tmp_path, monkeypatch):
-    server = Server(
-        refusing.checkpoint,
-        tmp_path / "speakers",
-        monkeypatch,
-        family=refusing.family,
-        encoders=[SpectrumEncoder("of nobody")],
-    )
+    places = refusing.checkpoint, tmp_path / "speakers", monkeypatch
+    encoders = [SpectrumEncoder("of nobody")]
+    server = Server(*places, family=refusing.family, encoders=encoders)
     server.engine.workers = (worker(talker(refusing)),)
     async with running(server) as server:
         yield server
@@ -119,9 +115,7 @@ async def test_speech_with_reference_audio_is_refused(server, refusing, ref_audi
 
 
 @pytest.mark.parametrize("kind", ["audio", "embedding"])
-async def test_a_voice_that_another_model_registered_stays_and_says_why(
-    server, refusing, kind
-):
+async def test_another_models_voice_stays_and_says_why(server, refusing, kind):
     """Servers of several models may share one directory."""
     if kind == "audio":
         audio = clip()

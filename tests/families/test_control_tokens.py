@@ -51,9 +51,7 @@ def reading(case, checkpoint):
 
 
 @of([case for case in CLONING if case.name not in BY_SHAPE])
-def test_a_released_token_is_refused_unless_it_is_made_for_texts(
-    own_case, own_checkpoint
-):
+def test_a_released_token_is_refused_unless_it_is_for_texts(own_case, own_checkpoint):
     check, ids_of, added = reading(own_case, own_checkpoint)
     tag = re.compile(TAGS.get(own_case.name, ""))
     allowed = {t for t in added if t in released.PLAIN or tag.fullmatch(t)}

@@ -49,9 +49,7 @@ def all_encoded(encoders, given=CLIP):
 
 
 @every_case
-def test_its_modes_need_encoders_that_are_loaded_under_their_own_names(
-    case, encoders_of
-):
+def test_its_modes_need_encoders_loaded_under_their_own_names(case, encoders_of):
     loaded = encoders_of(case)
     assert set(loaded) == set(case.family.encoders)
     assert all(encoder.name == name for name, encoder in loaded.items())
@@ -116,9 +114,7 @@ def test_speakers_are_told_apart_and_one_is_the_same_twice(case, encoders_of):
 
 
 @unlike_cases
-def test_they_are_float32_though_they_load_while_the_default_is_bfloat16(
-    case, tiny, encoders_of
-):
+def test_they_are_float32_whatever_the_default_is_then(case, tiny, encoders_of):
     checkpoint = tiny(case.family)  # else it would be written in bfloat16
     torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it loads a model
     try:
@@ -141,9 +137,7 @@ def test_a_matmul_precision_that_the_engine_lowered_changes_nothing(case, encode
 
 
 @every_case
-def test_an_encoding_does_not_depend_on_what_is_encoded_before_or_beside_it(
-    case, encoders_of
-):
+def test_an_encoding_depends_on_none_before_or_beside_it(case, encoders_of):
     clips = [audio(24_000, 30_000 + 3_000 * n, 200.0 + 50 * n) for n in range(3)]
     for encoder in encoders_of(case).values():
         encode = partial(encoded, encoder)
@@ -163,9 +157,7 @@ def test_no_random_number_is_drawn(case, tiny):
 
 
 @unlike_cases
-def test_rewriting_a_file_changes_nothing_that_is_loaded(
-    case, tiny, tmp_path, encoders_of
-):
+def test_rewriting_a_file_changes_nothing_loaded(case, tiny, tmp_path, encoders_of):
     directory = shutil.copytree(tiny(case.family), tmp_path / "checkpoint")
     loaded = load(case, directory)
     for name in case.weights:

@@ -152,9 +152,7 @@ def is_among(tensor, kept):
 
 
 @every_value
-def test_it_moves_with_every_value_of_the_config_that_is_read(
-    owner, name, known, copied
-):
+def test_it_moves_with_every_value_read_of_the_config(owner, name, known, copied):
     encoder, _, _ = known(owner, name)
     identity, directory, right = identities_of(owner)[name], copied(owner), None
     moved = set()
@@ -183,9 +181,7 @@ def test_it_moves_with_every_value_of_the_config_that_is_read(
 
 
 @every_value
-def test_it_moves_with_every_number_of_the_preprocessing(
-    owner, name, tiny, known, monkeypatch
-):
+def test_it_moves_with_the_preprocessing(owner, name, tiny, known, monkeypatch):
     encoder, _, _ = known(owner, name)
     for module, constants in identities_of(owner)[name].constants.items():
         for constant in constants:

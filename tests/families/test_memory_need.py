@@ -33,9 +33,6 @@ def test_no_encode_takes_more_than_its_encoder_says(case, encoders_of, seconds):
             assert declared <= 10 * measured, f"{encoder.name} says far too much"
 
 
-# -------- what is done with a clip before it is encoded
-
-
 @pytest.fixture
 def encoder(encoders_of):
     """OmniVoice's, which makes a clip louder and cuts it before it encodes."""

@@ -32,9 +32,7 @@ def test_an_encoder_computes_where_it_was_loaded_to(own_case, own_checkpoint):
 
 
 @of(case for case in cloning_cases() if case.name not in UNLOADED)
-def test_a_prefill_is_built_where_the_talker_is(
-    own_case, own_checkpoint, talker, monkeypatch
-):
+def test_it_is_built_where_the_talker_is(own_case, own_checkpoint, talker, monkeypatch):
     def fail(_info, cause):
         raise cause
 

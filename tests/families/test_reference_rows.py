@@ -156,9 +156,7 @@ def failing(voice, name="failing"):
     return name, voice, 0, len(voice.ids), {**voice.info, ROWS: short}
 
 
-def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
-    bench, talker, voice
-):
+def test_a_prefix_that_may_be_of_a_failure_is_not_spoken_with(bench, talker, voice):
     """Scheduled before the scheduler dropped it: without this, nobody's voice."""
     step(bench, behind(voice, "found it whole"))
     step(bench, behind(voice, "before"), failing(voice), behind(voice, "after"))
@@ -179,9 +177,7 @@ def test_a_prefix_is_suspect_with_its_transcript_alone(bench, talker, voice):
     assert failed(talker) == {"failing", "late"}
 
 
-def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(
-    bench, talker, voice, monkeypatch
-):
+def test_what_fails_behind_codes_is_suspect(bench, talker, voice, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("no room")
 

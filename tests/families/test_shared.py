@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.families.cases import every_case, unlike_cases
 from tests.tiny_files import contents
 from vllm_tts_cache.speaker.family import CloneFacts, families, family_of_checkpoint
 from vllm_tts_cache.testing.tiny_checkpoint import MARKER, TinyCheckpoint
 
-HERE = Path(__file__).parent
-CPU = torch.device("cpu")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".onnx")
 
 

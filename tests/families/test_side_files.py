@@ -57,9 +57,7 @@ def as_the_host_leaves_it(cache, checkpoint):
 
 
 @unlike_cases
-def test_of_a_revision_what_the_host_loads_and_the_side_files_suffice(
-    case, tiny, cache, hub_of
-):
+def test_a_revisions_files_of_the_host_and_ours_suffice(case, tiny, cache, hub_of):
     checkpoint = tiny(case.family)
     hub = hub_of(checkpoint)
     folder = as_the_host_leaves_it(cache, checkpoint)

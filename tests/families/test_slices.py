@@ -15,9 +15,7 @@ from vllm_tts_cache.families.networks.slices import CausalPass, in_slices, slice
     "rate_hz, num_samples", [(24_000, 95_999), (44_100, 44_101), (48_000, 240_007)]
 )
 @pytest.mark.usefixtures("one_thread")
-def test_an_encoding_is_the_same_in_one_slice(
-    case, encoders_of, monkeypatch, rate_hz, num_samples
-):
+def test_it_is_the_same_in_one(case, encoders_of, monkeypatch, rate_hz, num_samples):
     given = audio(rate_hz, num_samples)
     in_several = [e.encode(given).arrays for e in encoders_of(case).values()]
     monkeypatch.setattr(slices, "slice_lengths", lambda length, _: [length])

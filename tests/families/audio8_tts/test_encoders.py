@@ -50,9 +50,7 @@ def test_codes_are_the_hosts(whole_checkpoint, monkeypatch, rate_hz, num_samples
 
 
 @pytest.mark.long
-def test_the_decode_half_may_have_other_sizes_and_is_compared(
-    whole_checkpoint, tmp_path
-):
+def test_the_decode_half_may_differ_in_size_and_is_compared(whole_checkpoint, tmp_path):
     config = {"model_type": "arktts", "codec_post_n_layer": 7}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "codec.pth").symlink_to(whole_checkpoint / "codec.pth")

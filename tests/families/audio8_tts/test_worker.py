@@ -1,7 +1,4 @@
-"""What Audio8 TTS has of its own: that nothing is encoded, and two samplers.
-
-The rows of a reference are compared with the host's in the shared tests of those.
-"""
+"""What Audio8 TTS has of its own: that nothing is encoded, and two samplers."""
 
 from dataclasses import replace
 
@@ -13,9 +10,7 @@ from tests.sampling import greedy
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
 
 
-def test_the_hosts_sampler_and_vllms_own_are_left_the_id_that_ends_it(
-    talker, own_checkpoint
-):
+def test_both_samplers_of_the_host_have_the_id_that_ends_it(talker, own_checkpoint):
     bench = Bench(talker, own_checkpoint)
     voice, expected = bench.voice(), [FAMILY.failure_id, FIRST + 5]
     bench.rows([("failing", voice, 0, len(voice.ids), {**voice.info, **UNKNOWN})])

@@ -1,7 +1,4 @@
-"""A stand-in for the talker, and voices in its memory.
-
-Tables of random numbers: its layers are not what is ours.
-"""
+"""A stand-in for the talker, of random numbers, and voices in its memory."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -3,11 +3,11 @@
 import io
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import soundfile
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Adapter
 from vllm_omni.model_executor.stage_input_processors.breeze_tts_2 import (
     expand_cfg_prompts,
@@ -29,18 +29,12 @@ SPOKEN = "What is said in it."
 def hosts_prompt(server, audio=None, **fields):
     """What the host sends for the same clip."""
     adapter = server.handler._get_tts_adapter()
-    request = {
-        "input": "Hello.",
-        "instructions": None,
-        "voice": None,
-        "ref_text": None if audio is None else SPOKEN,
-        "extra_params": None,
-        **fields,
-    }
+    spoken = None if audio is None else SPOKEN
+    request = OpenAICreateSpeechRequest(input="Hello.", ref_text=spoken, **fields)
     sampling = server.engine.default_sampling_params_list[0]
     reference = None if audio is None else soundfile.read(io.BytesIO(audio))
     hosts: Any = BreezeTTS2Adapter
-    return hosts._build_prompt(adapter, SimpleNamespace(**request), sampling, reference)
+    return hosts._build_prompt(adapter, request, sampling, reference)
 
 
 @pytest.mark.parametrize(

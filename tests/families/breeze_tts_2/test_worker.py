@@ -96,15 +96,10 @@ def clips(talker):
     return clips
 
 
-def hosts_info(request_id, audio, **options):
+def hosts_info(request_id, audio):
     tokenizer: Any = Tokenizer()
-    made: Any = build_breeze_prompt(
-        tokenizer,
-        TEXT,
-        ref_audio=(audio.samples.copy(), 24_000),
-        ref_text=SPOKEN,
-        **options,
-    )
+    clip = audio.samples.copy(), 24_000
+    made: Any = build_breeze_prompt(tokenizer, TEXT, ref_audio=clip, ref_text=SPOKEN)
     return {**made["additional_information"], "global_request_id": [request_id]}
 
 

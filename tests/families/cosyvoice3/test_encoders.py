@@ -31,9 +31,6 @@ def copy(own_checkpoint, tmp_path):
     return tmp_path
 
 
-# What they give
-
-
 def test_a_clip_of_more_than_30_seconds_is_refused(encoders):
     """The released tokenizer would make something else of it."""
     for encoder in encoders.values():
@@ -46,9 +43,7 @@ def threads():
 
 
 @pytest.mark.parametrize("policy", [os.SCHED_OTHER, os.SCHED_IDLE])
-def test_no_thread_is_started_so_the_encode_threads_manners_hold(
-    own_checkpoint, policy
-):
+def test_no_thread_is_started_so_the_encode_threads_ways_hold(own_checkpoint, policy):
     """A pool of the runtime's own would compute beside decoding, and not give way."""
     started, own = [], set()
 
@@ -69,9 +64,6 @@ def test_no_thread_is_started_so_the_encode_threads_manners_hold(
     assert started == []
     # The system may still list a thread that Python has joined.
     assert threads() - own <= before
-
-
-# What they are made of
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -114,9 +106,7 @@ def test_a_network_of_other_inputs_is_refused(copy):
         ("speaker", np.full((1, 192), np.nan), "not a vector"),
     ],
 )
-def test_what_is_no_code_or_vector_is_an_error_of_the_clip(
-    encoders, monkeypatch, name, spoiled, says
-):
+def test_what_is_no_code_is_the_clips_error(encoders, monkeypatch, name, spoiled, says):
     monkeypatch.setattr(ours.OnnxNetwork, "__call__", lambda *_: spoiled)
     with pytest.raises(EncodeError, match=says):
         encoders[name].encode(audio(16_000))

@@ -45,9 +45,7 @@ def ids_of(tokenizer, *texts):
     return [i for text in texts for i in tokenizer.encode(text)]
 
 
-async def test_a_zero_shot_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
-    server, tokenizer
-):
+async def test_a_zero_shot_prompt_is_as_long_and_holds_no_audio(server, tokenizer):
     await ann(server, ref_text=SPOKEN)
     assert (await server.speak(voice="Ann")).status_code == 200
     (prompt,) = server.engine.prompts
@@ -143,9 +141,7 @@ async def test_a_clip_that_the_official_code_refuses_is_refused_by_every_way(ser
     assert server.encodes == dict.fromkeys(FAMILY.encoders, 0)
 
 
-async def test_a_long_text_is_cut_into_tokens_once_and_off_the_event_loop(
-    server, monkeypatch
-):
+async def test_a_long_text_is_tokenized_once_off_the_event_loop(server, monkeypatch):
     """The host cuts it once more, to say how long its speech may be."""
     await ann(server, ref_text=SPOKEN)
     here, cut_here = threading.get_ident(), {}

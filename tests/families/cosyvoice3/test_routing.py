@@ -14,14 +14,12 @@ import torch
 from vllm_omni.data_entry_keys import flatten_payload, unflatten_payload
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.model_executor.stage_input_processors import cosyvoice3 as host
-from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 from vllm_omni.utils.mm_outputs import partition_payload_list
 from vllm_omni.worker.gpu_ar_model_runner import _ensure_tensor_values
 
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
 from tests.families.runner import parts_of
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, INSTRUCT, ZERO_SHOT
-from vllm_tts_cache.families.cosyvoice3.prompt import load_tokenizer
 from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNK = 15
@@ -47,8 +45,7 @@ def voices(talker):
 
 @pytest.fixture(scope="module")
 def ours(own_checkpoint):
-    config = CosyVoice3Config()
-    return Prompts(load_tokenizer(str(own_checkpoint), None, config))
+    return Prompts(own_checkpoint)
 
 
 @pytest.fixture
@@ -131,9 +128,7 @@ def test_so_it_is_in_any_order_and_in_any_chunks(talker, voices, requests, order
 
 
 @pytest.mark.parametrize("mode", [CROSS_LINGUAL, INSTRUCT], ids=lambda mode: mode.name)
-def test_a_mode_that_tells_the_talker_nothing_tells_the_decoder_all(
-    talker, voices, ours, mode
-):
+def test_what_the_talker_is_not_told_the_decoder_is(talker, voices, ours, mode):
     requests = [Request(f"{n}", ours(v, mode)) for n, v in enumerate(voices)]
     sender = Sender()
     for request in requests:
@@ -144,9 +139,7 @@ def test_a_mode_that_tells_the_talker_nothing_tells_the_decoder_all(
         assert_is(sender.sent[f"{name}"], voice)
 
 
-def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
-    talker, voices, requests
-):
+def test_a_failed_request_is_told_nothing_others_their_own(talker, voices, requests):
     requests[0].info[FIELD] = ["0" * 64, "registered"]
     sender = Sender()
     for request in requests:
@@ -162,9 +155,7 @@ def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
     assert not told.embedding.any()
 
 
-def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(
-    talker, voices, requests
-):
+def test_a_voice_is_handed_on_with_the_steps_it_begins_in(talker, voices, requests):
     """A mel of 30 s is half a megabyte, and others begin beside a request often."""
     running, new, _ = requests
     running.step(talker)
@@ -182,9 +173,7 @@ def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(
         running.step(talker, ids=torch.tensor([6], dtype=torch.int32))
 
 
-def test_without_chunks_the_decoder_is_told_the_same(
-    talker, voices, requests, monkeypatch
-):
+def test_without_chunks_the_decoder_is_told_it(talker, voices, requests, monkeypatch):
     """In the whole-payload mode stock has one request's replaced by another's."""
     monkeypatch.setattr(talker, "_sends_once", False)
     requests[0].step(talker)

@@ -23,10 +23,7 @@ PROMPT = {FIELD: ["0" * 64, "registered"], MODE: "zero_shot", TEXT_IDS: [[1], [2
 
 
 class TensorRT:
-    """Stands for the setting that the host reads before it looks for TensorRT's file.
-
-    ``asked`` is when it did.
-    """
+    """Stands for the setting that the host reads before it looks for TensorRT."""
 
     def __init__(self):
         self.now, self.asked = "at the start", []

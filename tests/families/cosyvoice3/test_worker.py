@@ -5,7 +5,7 @@ of a batch of one; the other modes, which it lacks, are compared with the offici
 """
 
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
-from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 
 from tests.families.cosyvoice3 import official
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
@@ -27,7 +26,7 @@ from vllm_tts_cache.families.cosyvoice3.family import (
     INSTRUCT,
     ZERO_SHOT,
 )
-from vllm_tts_cache.families.cosyvoice3.prompt import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.positions import used_tokens
 from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNKS = (1, 7, 16, 64)
@@ -41,8 +40,7 @@ def nothing_happened_before(talker):
 
 @pytest.fixture(scope="module")
 def ours(own_checkpoint):
-    config = CosyVoice3Config()
-    return Prompts(load_tokenizer(str(own_checkpoint), None, config))
+    return Prompts(own_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +103,13 @@ def test_each_mode_is_the_official_codes(talker, voice, ours, mode):
     assert torch.equal(rows, expected)
 
 
+def test_as_many_tokens_and_frames_are_used_as_officially():
+    for num_tokens, num_frames in product(range(9), range(20)):
+        tokens, frames = official.used(range(num_tokens), range(num_frames))
+        num_used = used_tokens(num_tokens, num_frames)
+        assert (len(tokens), len(frames)) == (num_used, 2 * num_used)
+
+
 @MODES
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_so_it_is_in_chunks(talker, voice, ours, mode, chunk):
@@ -164,9 +169,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 @pytest.mark.parametrize("chunk", [None, 16])
-def test_a_request_that_cannot_be_prefilled_fails_alone(
-    talker, voice, ours, spoil, chunk
-):
+def test_a_request_without_a_prefill_fails_alone(talker, voice, ours, spoil, chunk):
     before = num_failed(talker)
     prompt = ours(voice, ZERO_SHOT)
     expected, _ = prefill(talker, prompt, name="alone")

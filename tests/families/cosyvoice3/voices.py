@@ -58,9 +58,9 @@ class Voice(StoredVoice):
 class Prompts:
     """Builds what the API process sends to speak with a voice."""
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self._builder = PromptBuilder(tokenizer)
+    def __init__(self, checkpoint):
+        self.tokenizer = load_tokenizer(str(checkpoint), None, CosyVoice3Config())
+        self._builder = PromptBuilder(self.tokenizer)
 
     def __call__(self, voice, mode, text=TEXT):
         texts = texts_of(mode, text, transcript=TRANSCRIPT, instructions=INSTRUCTIONS)
@@ -101,7 +101,7 @@ class Speech:
     def __init__(self, talker, checkpoint):
         self.talker = talker
         self.connector = {"codec_chunk_frames": 15, "codec_vocab_size": 6_561}
-        ours = Prompts(load_tokenizer(str(checkpoint), None, CosyVoice3Config()))
+        ours = Prompts(checkpoint)
         voices = [Voice(talker, 1.5 + 0.6 * n, 200.0 + 70 * n) for n in range(3)]
         self.voices = [voices[number % 3] for number in range(5)]
         prompts = [

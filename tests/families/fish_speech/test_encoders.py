@@ -130,9 +130,6 @@ def test_audio_past_the_networks_positions_is_refused_before_it_runs(encoder):
         encoder.encode(audio(4_096 * 2_048 // 10 + 1, rate_hz=4_410))
 
 
-# What codec.pth may look like
-
-
 WEIGHT_NORMS = (
     (".weight_g", ".parametrizations.weight.original0"),
     (".weight_v", ".parametrizations.weight.original1"),
@@ -240,9 +237,7 @@ def test_a_wrong_set_of_tensors_is_refused_by_name(codec_file, edit, message):
     ],
     ids=["unknown", "training-only", "second-spelling", "no-tensor"],
 )
-def test_what_is_left_over_in_the_file_changes_nothing(
-    codec_file, encoder, plugin_log, extra
-):
+def test_what_is_left_in_it_changes_nothing(codec_file, encoder, plugin_log, extra):
     loaded = load(codec_file.save({**codec_file.tensors, **extra}))
     assert loaded.fingerprint == encoder.fingerprint
     given = audio(44_100)

@@ -1,7 +1,4 @@
-"""What is Fish Speech's own of a prefill: real codes, decoding, the other runner.
-
-The rows of a reference are compared with the host's in the shared tests of those.
-"""
+"""What is Fish Speech's own of a prefill: real codes, decoding, the other runner."""
 
 from types import SimpleNamespace
 

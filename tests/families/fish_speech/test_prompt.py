@@ -12,6 +12,7 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
 )
 
+from tests.encoding_samples import make_key
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.prompt import (
@@ -21,14 +22,9 @@ from vllm_tts_cache.families.fish_speech.prompt import (
 )
 from vllm_tts_cache.families.networks.prompts import ReferenceRows
 from vllm_tts_cache.speaker.reference import SpeakerRef
-from vllm_tts_cache.store.encoding import EncodingKey
 
 REF = SpeakerRef(audio_sha256="a" * 64, segment=Segment.REGISTERED)
-KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
-OTHER_KEYS = [
-    EncodingKey(audio_sha256="b" * 64, encoder_fingerprint="f" * 64),
-    EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="e" * 64),
-]
+KEY, OTHER_KEYS = make_key(), (make_key(audio=1), make_key(encoder=1))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +138,7 @@ def test_the_memory_of_kept_voices_is_what_they_say(builder, num_frames, num_cha
     tracemalloc.start()
     try:
         for n in range(num_parts):
-            key = EncodingKey(audio_sha256=f"{n:064}", encoder_fingerprint="f" * 64)
+            key = make_key(n)
             part = builder.voice(f"{n:0{num_chars}}", key, codes(num_frames))
             kept[key, n.to_bytes(32, "big")] = part
         taken, _ = tracemalloc.get_traced_memory()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tests.families.higgs_audio_v2.voices import as_stock, rows_of
 from tests.sampling import drawing, greedy
@@ -22,16 +21,6 @@ def nothing_is_left(talker):
     talker.on_requests_finished({"alone", "again", "late", "newcomer", "cut"})
 
 
-class Draws(TorchFunctionMode):
-    """Counts draws of codes."""
-
-    num = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.num += func is torch.multinomial
-        return func(*args, **(kwargs or {}))
-
-
 def hidden_of(talker, number):
     """What the layers make of any request in this step of it, whoever is beside it."""
     generator = torch.Generator().manual_seed(number % NUM_HIDDEN)
@@ -41,12 +30,7 @@ def hidden_of(talker, number):
 def step(talker, request_ids, numbers, sampling, infos=None):
     """Compute a step; returns a frame for each request, None if it has none.
 
-    Args:
-        talker: Whose.
-        request_ids: Of its rows.
-        numbers: The how manieth step of each it is; the first ends its prefill.
-        sampling: What vLLM says of it.
-        infos: What the runner has of each.
+    ``numbers``: the how manieth step of each it is; the first ends its prefill.
     """
     spans = [torch.tensor([AUDIO if number else BEGIN]) for number in numbers]
     rows_of(talker, spans, numbers, infos or [{}] * len(spans), request_ids)
@@ -58,24 +42,18 @@ def step(talker, request_ids, numbers, sampling, infos=None):
 
 
 def spoken(talker, request_id, seed, *, neighbours=()):
-    """All frames of a request.
+    """All frames of a new request; without a seed by the process's generator.
 
-    Args:
-        talker: Whose.
-        request_id: A new one.
-        seed: Its generator's; None: none, and the process's is what it is.
-        neighbours: Those beside it in its row-th step, in the rows before it.
+    ``neighbours``: those beside it in its row-th step, in the rows before it.
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     begun, frames = {}, []
     for number in range(NUM_FRAMES):
         beside = list(neighbours[number]) if number < len(neighbours) else []
         ids, row = [*beside, request_id], len(beside)
-        numbers = [begun.setdefault(each, number) for each in ids]
-        generators = {} if generator is None else {row: generator}
+        since = [number - begun.setdefault(each, number) for each in ids]
         sampling = greedy(len(ids))
-        sampling.generators = generators
-        since = [number - first for first in numbers]
+        sampling.generators = {} if generator is None else {row: generator}
         frames.append(step(talker, ids, since, sampling)[row])
     return torch.stack(frames)
 

@@ -41,9 +41,7 @@ def test_it_is_found_in_the_checkpoint(own_checkpoint):
 
 @pytest.mark.parametrize("variable", family.TOKENIZER_VARIABLES)
 @pytest.mark.parametrize("part", ["", "audio_tokenizer"])
-def test_it_is_found_where_a_variable_says(
-    own_checkpoint, bare, monkeypatch, variable, part
-):
+def test_found_where_a_variable_says(own_checkpoint, bare, monkeypatch, variable, part):
     monkeypatch.setenv(variable, str(own_checkpoint / part))
     assert family.tokenizer_folder(bare) == own_checkpoint / "audio_tokenizer"
 

@@ -9,37 +9,25 @@ from vllm_omni.model_executor.models.higgs_audio_v2 import (
     higgs_audio_v2_tokenizer as host,
 )
 
-from tests.speaking import wav
+from tests.families.serving import anns_prompt
 from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
-from vllm_tts_cache.families.networks import prompts
-from vllm_tts_cache.families.networks.prompts import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
 
 
-async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(
-    server, own_checkpoint, monkeypatch
-):
-    assert (await server.register("Ann", wav(), ref_text=SPOKEN)).status_code == 200
-    assert (await server.speak(voice="Ann")).status_code == 200
-    (made,) = server.engine.prompts
-    told = made["additional_information"]
-    assert set(told) == {FIELD, prompts.ROWS}
-    where = ReferenceRows.from_info(told)
+async def test_it_has_the_hosts_ids_and_no_audio(server, own_checkpoint, monkeypatch):
+    ids, where = await anns_prompt(server, "Hello.", ref_text=SPOKEN)
     codes = torch.zeros(8, where.num_rows - NUM_ADDED_ROWS, dtype=torch.long)
     monkeypatch.setattr(host, "_encode_ref_audio_codes", lambda *_: codes)
     tokenizer = AutoTokenizer.from_pretrained(own_checkpoint)
     expected = host.build_voice_clone_prompt(
         SimpleNamespace(tokenizer=tokenizer), "Hello.", np.zeros(9), 24_000, SPOKEN
     )
-    assert made["prompt_token_ids"] == expected["prompt_token_ids"]
+    assert ids == expected["prompt_token_ids"]
     assert len(expected["audio_input_ids"]) == where.num_rows
     placeholders = {
         tokenizer.convert_tokens_to_ids(token)
         for token in ("<|AUDIO_OUT|>", "<|reserved_special_token_6|>")
     }
-    places = [
-        at for at, token in enumerate(made["prompt_token_ids"]) if token in placeholders
-    ]
+    places = [at for at, token in enumerate(ids) if token in placeholders]
     assert places == list(range(where.start, where.start + where.num_rows))

@@ -31,17 +31,21 @@ def as_stock(talker):
     return stock
 
 
+def begin_step(talker, spans, request_ids):
+    """What the runner says of a step before it is computed."""
+    ends, ids = np.cumsum([0, *map(len, spans)]), torch.cat(list(spans))
+    talker.update_decode_step_metadata(
+        input_ids=ids,
+        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32).to(ids.device),
+        req_ids=list(request_ids),
+    )
+
+
 def rows_of(talker, spans, begins, infos, request_ids=("one", "other", "third")):
     """The rows that the layers would be given in a step."""
     ids = torch.cat(list(spans))
-    ends = np.cumsum([0, *map(len, spans)])
-    # Where a model has it the runner calls it; the host's own has not.
-    if (begin_step := getattr(talker, "update_decode_step_metadata", None)) is not None:
-        begin_step(
-            input_ids=ids,
-            omni_query_start_loc=torch.tensor(ends, dtype=torch.int32).to(ids.device),
-            req_ids=list(request_ids[: len(spans)]),
-        )
+    if hasattr(talker, "update_decode_step_metadata"):  # the host's own has not
+        begin_step(talker, spans, request_ids[: len(spans)])
     positions = torch.cat(
         [torch.arange(b, b + len(s)) for b, s in zip(begins, spans, strict=True)]
     ).to(ids.device)
@@ -87,10 +91,7 @@ class Bench:
 
     @torch.inference_mode()
     def hosts(self, voice) -> tuple[Any, ...]:
-        """By its embedding of what its adapter sends, and by its substitution.
-
-        The latter is in a step that has all of the placeholders.
-        """
+        """By its embedding of what its adapter sends, and by its substitution."""
         from vllm import forward_context
 
         delayed = _build_delay_pattern(torch.tensor(voice.codes.T).long()).T

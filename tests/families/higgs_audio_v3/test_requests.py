@@ -7,11 +7,8 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
     HiggsAudioV3TokenizerAdapter,
 )
 
-from tests.families.serving import ann
+from tests.families.serving import anns_prompt
 from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID
-from vllm_tts_cache.families.networks import prompts
-from vllm_tts_cache.families.networks.prompts import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD
 
 SPOKEN = "What is said in it."
 
@@ -23,17 +20,12 @@ def hosts(own_checkpoint):
 
 
 @pytest.mark.parametrize("spoken", [None, SPOKEN])
-async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(server, hosts, spoken):
-    await ann(server, **({} if spoken is None else {"ref_text": spoken}))
-    assert (await server.speak(voice="Ann")).status_code == 200
-    (made,) = server.engine.prompts
-    told = made["additional_information"]
-    assert set(told) == {FIELD, prompts.ROWS}
-    where = ReferenceRows.from_info(told)
+async def test_it_has_the_hosts_ids_and_no_audio(server, hosts, spoken):
+    given = {} if spoken is None else {"ref_text": spoken}
+    ids, where = await anns_prompt(server, "Hello.", **given)
     expected = hosts.build_prompt(
         "Hello.", num_ref_tokens=where.num_rows, reference_text=spoken
     )
-    ids = made["prompt_token_ids"]
     places = range(where.start, where.start + where.num_rows)
     assert [ids[at] for at in places] == [FILLER_ID] * where.num_rows
     for at in places:

@@ -38,14 +38,7 @@ def test_a_failed_request_samples_the_id_that_ends_it(talker):
 
 
 def drawn(talker, request_id, seed, *, neighbours=()):
-    """The codes of two decode steps that were drawn for a request.
-
-    Args:
-        talker: Whose.
-        request_id: A new one.
-        seed: Its own.
-        neighbours: Others that begin with the first step, and leave after it.
-    """
+    """The codes of two steps of a new request, with ``neighbours`` in the first."""
     hidden = torch.randn(
         1, talker.config.hidden_size, generator=torch.Generator().manual_seed(1)
     )

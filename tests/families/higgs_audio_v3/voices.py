@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from vllm_omni.model_executor.models.higgs_audio_v3 import higgs_audio_v3_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
@@ -10,22 +9,13 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 )
 
 from tests.families.higgs_audio_v2 import voices as higgs_audio_v2
+from tests.families.higgs_audio_v2.voices import begin_step
 from vllm_tts_cache.families.higgs_audio_v3 import worker
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY, IN_CONTEXT
 from vllm_tts_cache.families.higgs_audio_v3.prompt import PromptBuilder
 
 TEXT = "The keeper counts the ships, and then counts them again."
 SPOKEN = "What is said in the reference."
-
-
-def begin_step(talker, spans, request_ids):
-    """What the runner says of a step before it is computed."""
-    ends, ids = np.cumsum([0, *(len(ids) for ids in spans)]), torch.cat(list(spans))
-    talker.update_decode_step_metadata(
-        input_ids=ids,
-        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32).to(ids.device),
-        req_ids=list(request_ids),
-    )
 
 
 class Bench(higgs_audio_v2.Bench):

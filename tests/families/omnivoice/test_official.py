@@ -168,9 +168,6 @@ def test_the_host_joins_transcript_and_text_as_the_official_package_does(officia
     assert joined == official["combined"]
 
 
-# What the official package fails on
-
-
 def test_a_rate_that_nobody_records_at_takes_no_gigabytes(tmp_path, encoder):
     path = Clip(44_101, 88_202).write(tmp_path)
     encoding = encoder.encode(decode_path(path).audio)

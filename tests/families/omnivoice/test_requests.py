@@ -1,7 +1,4 @@
-"""OmniVoice requests through the host's real routes and serving class.
-
-The host has no adapter there: one method of its serving class does it all.
-"""
+"""OmniVoice requests through the host's real routes and serving class."""
 
 from functools import partial
 
@@ -13,9 +10,6 @@ from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 SPOKEN = "What is said in it"
-
-
-# What the engine is told
 
 
 async def test_a_clone_is_told_its_text_its_transcript_and_who_speaks(server):
@@ -52,9 +46,6 @@ async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
     assert (params.num_inference_steps, params.guidance_scale) == (4, 3.0)
 
 
-# What the engine could not find
-
-
 async def test_one_that_is_always_missing_is_an_error_with_its_cause(server):
     sha = (await ann(server, ref_text=SPOKEN))["audio_sha256"]
     assert (await server.speak(voice="Ann")).status_code == 200
@@ -75,9 +66,6 @@ async def test_another_failure_of_the_engine_is_the_hosts_to_tell(server):
     assert len(server.engine.prompts) == 1
 
 
-# What is refused
-
-
 async def test_a_stream_of_events_is_one_event_and_a_raw_one_is_answered_whole(server):
     """Stock answered either with all of the audio, and the first is none of events."""
     await ann(server, ref_text=SPOKEN)
@@ -88,9 +76,7 @@ async def test_a_stream_of_events_is_one_event_and_a_raw_one_is_answered_whole(s
     assert whole.content
 
 
-async def test_each_tenant_speaks_with_its_own_voice_of_a_name(
-    own_checkpoint, tmp_path, monkeypatch
-):
+async def test_tenants_speak_with_their_own(own_checkpoint, tmp_path, monkeypatch):
     """The host's method looks a name up before it is asked what to do with it."""
     async with two_tenants(
         own_checkpoint, tmp_path, monkeypatch, make=partial(served, CASE)

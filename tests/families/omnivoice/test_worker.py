@@ -85,9 +85,6 @@ def stats(pipeline):
     return pipeline.tts_cache_speakers.stats()
 
 
-# By address as by waveform
-
-
 @pytest.mark.parametrize("more", [{}, {"lang": "en"}, {"instruct": "male, low pitch"}])
 def test_speech_by_address_is_the_hosts_by_waveform(pipeline, voice, more):
     mine, theirs = ours(voice, **more), hosts(voice, **more)
@@ -111,9 +108,7 @@ def test_on_another_device_its_input_is_the_same(pipeline, voice, monkeypatch):
             assert torch.equal(getattr(made, name).cpu(), getattr(expected, name))
 
 
-def test_no_reference_is_encoded_while_a_batch_is_computed(
-    pipeline, voice, monkeypatch
-):
+def test_nothing_is_encoded_while_a_batch_is_computed(pipeline, voice, monkeypatch):
     """The host encodes it there, and all of the batch waits."""
     other = Voice(pipeline, samples_of(330.0))
 
@@ -125,9 +120,6 @@ def test_no_reference_is_encoded_while_a_batch_is_computed(
     assert [output.error for output in heard] == [None] * 3
     (by_waveform,) = spoken(pipeline, hosts(voice))
     assert "the host's encoder" in by_waveform.error
-
-
-# How long, and how loud
 
 
 def test_an_answer_is_as_long_as_the_hosts_whatever_the_reference(pipeline, voice):
@@ -157,12 +149,7 @@ def test_in_a_batch_each_is_as_loud_as_its_own_reference(pipeline, voice):
         assert torch.allclose(heard[number].output, expected, rtol=1e-5, atol=0)
 
 
-# What fails alone
-
-
-def test_of_a_batch_only_the_request_fails_whose_reference_cannot_be_had(
-    pipeline, voice
-):
+def test_of_a_batch_only_the_request_without_its_reference_fails(pipeline, voice):
     before = stats(pipeline)
     alone = audio(pipeline, ours(voice))
     failed, well = spoken(pipeline, absent(**{REQUEST_FIELD: "speech-1"}), ours(voice))
@@ -194,9 +181,7 @@ def test_a_request_that_is_broken_fails_alone(pipeline, voice, what):
 
 
 @pytest.mark.parametrize("wrong", [{"ref_text": 5}, {"input": 5}])
-def test_a_clone_that_the_host_fails_is_not_said_to_lack_its_prompt(
-    pipeline, voice, wrong
-):
+def test_a_clone_that_the_host_fails_is_not_told_of_its_prompt(pipeline, voice, wrong):
     """It was made and submitted once more, to fail once more."""
     before = stats(pipeline).failed_prompts
     broken = ours(voice, **{REQUEST_FIELD: "speech-3", **wrong})
@@ -220,9 +205,7 @@ def test_codes_of_another_model_fail_one_request(pipeline, shape, code):
     assert well.error is None
 
 
-def test_too_little_memory_on_one_rank_of_several_is_no_error_of_one_request(
-    pipeline, voice, monkeypatch
-):
+def test_too_little_memory_on_a_rank_is_no_requests_error(pipeline, voice, monkeypatch):
     """The others know nothing of it, and would go on with the request."""
 
     def fail(*_):
@@ -236,9 +219,6 @@ def test_too_little_memory_on_one_rank_of_several_is_no_error_of_one_request(
     )
     with pytest.raises(torch.OutOfMemoryError):
         spoken(pipeline, ours(voice))
-
-
-# A step at a time
 
 
 @torch.inference_mode()
@@ -259,9 +239,6 @@ def test_a_step_at_a_time_a_request_without_its_prompt_is_refused(pipeline, voic
         pipeline.prepare_encode(one_step_at_a_time(absent()))
     state = pipeline.prepare_encode(one_step_at_a_time(ours(voice)))
     assert state.extra["cond_len"] > state.extra["target_len"]
-
-
-# Of the worker
 
 
 def test_weights_that_are_loaded_again_load_no_encoder_again(pipeline):

@@ -1,4 +1,4 @@
-"""Run by test_qwen3_official.py in a process that has the official qwen-tts.
+"""Run by official.py in a process that has the official qwen-tts.
 
 usage: python official_encode.py MODEL_DIR OUT.safetensors CLIP.wav...
 

@@ -111,9 +111,7 @@ def begun_together(decoder, codes, states, **settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_neighbours_that_begin_together_are_one_batch_and_as_near_as_x_vectors(
-    ours, dtype
-):
+def test_neighbours_that_begin_together_are_one_batch_as_x_vectors_are(ours, dtype):
     """What the host batches differs by as much: sums of several rows are others."""
     decoder = ours.decoder.to(dtype)
     voices = [codes_of(num_frames, num_frames) for num_frames in (WINDOW, 5, 71)]

@@ -160,9 +160,7 @@ def test_a_failed_request_without_a_text_survives_its_next_steps(talker):
     talker._failed_requests._ids.clear()
 
 
-def test_rows_that_the_host_cannot_read_at_once_are_built_one_by_one(
-    talker, monkeypatch
-):
+def test_rows_that_the_host_cannot_read_at_once_are_built_singly(talker, monkeypatch):
     if not hasattr(HostTalker, "preprocess_prefill_rows_mrv2"):
         pytest.skip("since 0.32")
     table = torch.zeros(4, talker.talker_config.hidden_size, dtype=torch.bfloat16)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.families.runner import UNKNOWN, StoredVoice, forced
+from tests.families.runner import UNKNOWN, StoredVoice, clip_of, forced
 from tests.families.runner import prefill as by_the_runner
 from tests.other_runner import OtherRunner
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.serving.adapter import Speaker
-from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.qwen3_tts.family import (
     FAMILY,
@@ -27,12 +26,13 @@ from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.testing.clips import SPEECH
 
 TEXTS = ("Hi.", "A longer sentence, which has more tokens than the short one. " * 6)
-RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 44_100, 48_000, 96_000, 192_000)
 MODES = pytest.mark.parametrize("in_context", [False, True], ids=["x-vector", "icl"])
-TEXT_MODES = pytest.mark.parametrize(
-    "non_streaming", [False, True], ids=["streaming", "non-streaming"]
-)
-LANGUAGES = pytest.mark.parametrize("language", [None, "English"])
+SAID = [
+    {"non_streaming_mode": is_whole, "language": language, "input": text}
+    for is_whole in (False, True)
+    for language in (None, "English")
+    for text in TEXTS
+]
 ARTIFACT = "an artifact of the host"
 
 
@@ -57,33 +57,18 @@ def encoded(talker, audio):
     return StoredVoice(speakers, audio.samples, rate_hz, FAMILY.encoders)
 
 
-async def prepared(
-    adapter,
-    voice,
-    *,
-    in_context=True,
-    non_streaming: bool | None = True,
-    language=None,
-    text=TEXTS[0],
-):
+async def prepared(adapter, voice, *, in_context=True, **said):
     """The prompt that the API process sends: placeholder ids and information."""
     from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
     request = OpenAICreateSpeechRequest(
-        input=text,
         task_type="Base",
-        language=language,
         ref_text=SPEECH.transcript if in_context else None,
         x_vector_only_mode=not in_context,
-        non_streaming_mode=non_streaming,
-    )
-    clip = Clip(
-        ref=voice.ref,
-        num_samples=voice.audio.num_samples,
-        sample_rate_hz=voice.audio.sample_rate_hz,
+        **{"input": TEXTS[0], "non_streaming_mode": True, **said},
     )
     mode = IN_CONTEXT if in_context else X_VECTOR
-    speaker = Speaker(clip=clip, mode=mode, request=request)
+    speaker = Speaker(clip=clip_of(voice.audio), mode=mode, request=request)
     return (await adapter.clone(speaker)).prompt
 
 
@@ -126,20 +111,11 @@ def assert_same(ours, hosts):
 
 
 @MODES
-@TEXT_MODES
-@LANGUAGES
-@pytest.mark.parametrize("text", TEXTS, ids=["short", "long"])
+@pytest.mark.parametrize("said", SAID)
 async def test_a_prefill_is_the_hosts_and_as_long_as_announced(
-    talker, adapter, voice, in_context, non_streaming, language, text
+    talker, adapter, voice, in_context, said
 ):
-    prompt = await prepared(
-        adapter,
-        voice,
-        in_context=in_context,
-        non_streaming=non_streaming,
-        language=language,
-        text=text,
-    )
+    prompt = await prepared(adapter, voice, in_context=in_context, **said)
     ours, left = prefill(talker.preprocess, prompt)
     hosts, left_by_host = as_the_host(talker, prompt, voice, in_context=in_context)
     assert left["embed"]["prefill"].shape[0] == len(prompt["prompt_token_ids"])
@@ -154,9 +130,7 @@ async def test_a_prefill_is_the_hosts_and_as_long_as_announced(
 
 @MODES
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-async def test_a_prefill_in_chunks_is_the_whole_one(
-    talker, adapter, voice, in_context, chunk
-):
+async def test_in_chunks_it_is_the_whole_one(talker, adapter, voice, in_context, chunk):
     prompt = await prepared(adapter, voice, in_context=in_context)
     whole, _ = prefill(talker.preprocess, prompt)
     chunked, _ = prefill(talker.preprocess, prompt, chunk=chunk)
@@ -185,11 +159,11 @@ async def test_a_request_without_encodings_is_padded_and_ends_alone(talker):
     assert logits[0].isfinite().sum() > 1
 
 
-async def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
+async def test_a_prefix_that_may_be_of_a_failure_is_not_spoken_with(
     talker, adapter, voice, monkeypatch
 ):
     """With prefix caching on: scheduled before the scheduler dropped the blocks."""
-    prompt, other = [await prepared(adapter, voice, text=text) for text in TEXTS]
+    prompt, other = [await prepared(adapter, voice, input=text) for text in TEXTS]
 
     def run(request_id, start, prompt=prompt):
         return prefill(talker.preprocess, prompt, start=start, request_id=request_id)[0]
@@ -232,8 +206,8 @@ async def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
 
 async def test_prompts_that_differ_in_how_the_text_is_fed_share_no_kv(adapter, voice):
     salts = [
-        (await prepared(adapter, voice, non_streaming=non_streaming))["cache_salt"]
-        for non_streaming in (None, False, True, True)
+        (await prepared(adapter, voice, non_streaming_mode=is_whole))["cache_salt"]
+        for is_whole in (None, False, True, True)
     ]
     assert len(set(salts)) == 3
     assert salts[2] == salts[3]

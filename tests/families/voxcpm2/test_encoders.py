@@ -51,18 +51,13 @@ def copy(own_checkpoint, tmp_path):
     return Copy(own_checkpoint, tmp_path)
 
 
-# What they give
-
-
 def test_both_are_one_network_that_lies_in_memory_once(encoders):
     reference, continuation = encoders.values()
     assert reference.network is continuation.network
     assert reference.fingerprint != continuation.fingerprint
 
 
-def test_the_package_that_the_host_needs_is_not_needed_to_encode(
-    own_checkpoint, encoders, monkeypatch
-):
+def test_the_hosts_package_is_not_needed(own_checkpoint, encoders, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "voxcpm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "voxcpm", None)
@@ -71,12 +66,7 @@ def test_the_package_that_the_host_needs_is_not_needed_to_encode(
     assert np.array_equal(features_of(loaded, audio(20_000)), expected)
 
 
-# What a checkpoint may look like
-
-
-def test_a_bare_state_dict_and_an_older_form_are_read_as_a_wrapped_one_is(
-    copy, encoders
-):
+def test_a_bare_state_dict_and_an_older_form_are_read_alike(copy, encoders):
     path = copy.save() / "audiovae.pth"
     for is_archive in (True, False):
         torch.save(copy.tensors, path, _use_new_zipfile_serialization=is_archive)

@@ -1,7 +1,4 @@
-"""What voxcpm 2.0.3 keeps of a clip is ours as well, and with the released sizes too.
-
-Clips of several kinds are compared in the shared `test_official`.
-"""
+"""What voxcpm 2.0.3 keeps of a clip is ours as well, with the released sizes too."""
 
 import numpy as np
 import pytest
@@ -23,9 +20,7 @@ def features(encoder, path):
     return encoder.encode(decode_path(path).audio)["features"]
 
 
-def test_what_the_official_package_keeps_for_a_prompt_equals_ours(
-    own_checkpoint, encoders
-):
+def test_what_the_official_package_keeps_of_a_prompt_is_ours(own_checkpoint, encoders):
     cache = official.load(own_checkpoint).build_prompt_cache(
         prompt_text="What was said in it.",
         prompt_wav_path=str(SPEECH.path),

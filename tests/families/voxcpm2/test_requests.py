@@ -21,9 +21,7 @@ from vllm_tts_cache.speaker.reference import FIELD
 SPOKEN = "What is said in it."
 
 
-async def test_a_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
-    server, own_checkpoint
-):
+async def test_a_prompt_is_as_long_as_the_hosts_without_audio(server, own_checkpoint):
     from transformers import AutoTokenizer
 
     await ann(server)
@@ -48,9 +46,7 @@ async def test_a_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
         assert told[TEXT_IDS][0][-len(hosts_ids) :] == hosts_ids
 
 
-def test_a_batch_job_reads_a_tokenizer_whose_class_lies_beside_it(
-    own_checkpoint, tmp_path, monkeypatch
-):
+def test_a_batch_job_reads_a_tokenizer_beside_it(own_checkpoint, tmp_path, monkeypatch):
     """As the released one's does; the tiny one's is of transformers."""
     modules = str(tmp_path / "modules")
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", modules)
@@ -70,9 +66,7 @@ def test_a_batch_job_reads_a_tokenizer_whose_class_lies_beside_it(
         builder.check_text("text", "<s>Hello.")
 
 
-async def test_a_preset_of_the_operator_stays_the_hosts(
-    own_checkpoint, tmp_path, monkeypatch
-):
+async def test_an_own_preset_stays_the_hosts(own_checkpoint, tmp_path, monkeypatch):
     presets = tmp_path / "presets"
     write_preset(presets, "Narrator", num_positions=20)
     server = served(

@@ -115,9 +115,7 @@ def assert_same(mine, theirs):
 
 @MODES
 @pytest.mark.parametrize("num_samples", [52_800, 51_200, 51_201, 1, 2_559])
-def test_a_prefill_by_key_is_the_hosts_by_waveform(
-    talker, ours, hosts, mode, num_samples
-):
+def test_a_prefill_by_key_is_one_by_waveform(talker, ours, hosts, mode, num_samples):
     voice = Voice(talker, samples_of(4.0)[:num_samples])
     mine, theirs = ours(voice, mode), hosts(voice, mode)
     assert mine["prompt_token_ids"] == theirs["prompt_token_ids"]
@@ -144,9 +142,6 @@ def test_a_text_without_a_speaker_is_the_hosts(talker, tokenizer, split_map):
         assert torch.equal(rows, expected)
 
 
-# Requests that fail alone
-
-
 def failing(talker, *names):
     size = talker.config.hidden_size
     return runner.forced(talker, FAMILY.failure_id, size, names, torch.float32)
@@ -166,9 +161,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 @pytest.mark.parametrize("chunk", [None, 16])
-def test_a_request_that_cannot_be_prefilled_fails_alone(
-    talker, voice, ours, spoil, chunk
-):
+def test_a_request_without_a_prefill_fails_alone(talker, voice, ours, spoil, chunk):
     before = runner.num_failed(talker)
     prompt = ours(voice, REFERENCE)
     expected, _ = prefill(talker, prompt, request_id="alone")
@@ -224,9 +217,7 @@ def test_a_failed_request_is_computed_and_nothing_is_made_of_it(talker, voice, o
         assert rows.shape == hidden.shape
 
 
-def test_a_request_that_goes_on_after_a_preemption_ends_itself_only(
-    talker, voice, ours
-):
+def test_a_request_that_goes_on_after_preemption_ends_itself_only(talker, voice, ours):
     """Reservation rules it out; stock's engine ended by it."""
     prompt = ours(voice, REFERENCE)
     num_tokens = len(prompt["prompt_token_ids"])
@@ -245,12 +236,7 @@ def test_only_two_ids_are_ever_sampled(talker):
     assert FAMILY.failure_id not in (0, 1)
 
 
-# What is said at the start
-
-
-def test_without_the_official_package_one_line_says_what_to_install(
-    monkeypatch, plugin_log
-):
+def test_without_the_official_package_a_line_says_what_to_add(monkeypatch, plugin_log):
     monkeypatch.setitem(sys.modules, "voxcpm.core", None)
     with pytest.raises(ConfigError, match="pip install 'voxcpm"):
         worker._check(SimpleNamespace(cache_config=SimpleNamespace()))
@@ -258,13 +244,8 @@ def test_without_the_official_package_one_line_says_what_to_install(
     assert "pip install" in line and "\n" not in line
 
 
-# What we rely on
-
-
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_a_prompt_that_the_host_builds_too_long_or_too_short_fails_alone(
-    talker, tokenizer, split_map, chunk
-):
+def test_one_the_host_builds_wrong_fails_alone(talker, tokenizer, split_map, chunk):
     """Too short ended stock's engine by an error, too long by writing past memory."""
     begun = host.build_voxcpm2_prompt(talker.config, tokenizer, split_map, "<s>Hi")
     told = {"text_token_ids": [[5] * 12]}  # as plain ids that begin with another one

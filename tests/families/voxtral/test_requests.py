@@ -25,13 +25,9 @@ def serving(tmp_path, monkeypatch):
         checkpoint = tmp_path / "checkpoint"
         checkpoint.mkdir()
         tiny_checkpoint.write_voxtral_checkpoint(checkpoint, with_encoder=with_encoder)
-        server = Server(
-            checkpoint,
-            tmp_path,
-            monkeypatch,
-            family=FAMILY,
-            encoders=[SpectrumEncoder("of nobody")],
-        )
+        encoders = [SpectrumEncoder("of nobody")]
+        places = checkpoint, tmp_path, monkeypatch
+        server = Server(*places, family=FAMILY, encoders=encoders)
         server.engine.workers = (worker(None),)
         vars(server.engine.model_config).update(
             skip_tokenizer_init=False,
@@ -42,9 +38,8 @@ def serving(tmp_path, monkeypatch):
             trust_remote_code=False,
             **model_config,
         )
-        monkeypatch.setitem(
-            in_process_workers.METHODS, "encoder_loaded", lambda _worker: with_encoder
-        )
+        methods = in_process_workers.METHODS
+        monkeypatch.setitem(methods, "encoder_loaded", lambda _worker: with_encoder)
         return running(server)
 
     return serve

@@ -81,10 +81,7 @@ ENCODERS = (
 
 
 def write_voxtral_checkpoint(directory, *, with_encoder=False):
-    """Fill a directory with all but weights: of these, names that the host goes by.
-
-    ``with_encoder`` adds those that no released checkpoint has.
-    """
+    """Fill a directory with all but weights: of these, names that the host goes by."""
     (directory / "params.json").write_text(json.dumps(PARAMS))
     (directory / "tekken.json").write_text(json.dumps(_tokenizer()))
     names = (DECODER, *(ENCODERS if with_encoder else ()))
