@@ -51,10 +51,7 @@ def stage(loaded_stage):
 class Chunk:
     """What stage 1 is given of a request in one step.
 
-    Args:
-        request_id: Of the payload; the runner's has another name.
-        codes: ``(16, num_frames)``, the reference's in front.
-        num_reference: How many of them are.
+    ``codes``: ``(16, num_frames)``, those of the reference in front.
     """
 
     def __init__(self, request_id, codes, num_reference=0, *, voice=VOICE, end=False):
@@ -142,9 +139,7 @@ def test_the_hosts_dummy_run_passes(stage):
         assert not model._decoder_state_cache
 
 
-def test_with_no_bytes_for_states_all_samples_are_the_hosts_to_the_bit(
-    stage, monkeypatch
-):
+def test_with_no_bytes_for_states_all_samples_are_the_hosts(stage, monkeypatch):
     monkeypatch.setenv("SPEAKER_CACHE_DECODER_MAX_BYTES", "0")
     without = CachedQwen3TTSCode2Wav(vllm_config=stage.ours.vllm_config)
     without.load_weights(iter(()))
@@ -154,9 +149,7 @@ def test_with_no_bytes_for_states_all_samples_are_the_hosts_to_the_bit(
         assert torch.equal(mine, theirs)
 
 
-def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(
-    stage, monkeypatch, caplog
-):
+def test_without_memory_for_a_state_a_chunk_is_the_hosts(stage, monkeypatch, caplog):
     monkeypatch.setattr(logs, "INTERVAL_SECONDS", 0.0)  # others said it before
     stepped(stage.ours, clone("other", 9)[0])
     [first, *_] = clone("a", 1)
@@ -171,6 +164,8 @@ def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(
     assert torch.equal(mine, theirs)
     assert stage.states.stats(0).states == 0
     assert "CUDA out of memory" in caplog.text
+    stepped(stage.ours, clone("b", 1)[0])
+    assert stage.states.stats(0).states == 1
 
 
 def test_other_weights_delete_the_states_and_ban_no_voice(stage):
