@@ -16,12 +16,12 @@ import numpy as np
 import soundfile
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.audio.limits import (
+from vllm_tts_cache.audio.decode import (
     FULL_SCALE,
     active_level_dbfs,
     check_level,
     clipped_share,
+    decode,
 )
 from vllm_tts_cache.audio.reference import ReferenceAudio
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.audio.limits import active_level_dbfs
+from vllm_tts_cache.audio.decode import active_level_dbfs, decode
 from vllm_tts_cache.errors import InvalidAudioError
 from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
 

@@ -14,9 +14,9 @@ from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import printed_by
 from vllm_tts_cache.audio import quality, speech_detector
 from vllm_tts_cache.audio.decode import decode, decode_path
-from vllm_tts_cache.audio.measures import ClipMeasures
 from vllm_tts_cache.audio.quality import (
     RULES,
+    ClipMeasures,
     check_clip,
     is_plausible,
     reasons_of,

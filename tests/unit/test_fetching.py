@@ -11,7 +11,7 @@ from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
 from tests.web import Answers, serving, signed_itself
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.decode import CLIP_MAX_BYTES
 from vllm_tts_cache.entrypoints.serving import fetching
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
 from vllm_tts_cache.errors import InvalidAudioError
@@ -109,7 +109,7 @@ async def test_a_retry_is_logged_without_a_url(clips, caplog, connection, monkey
 
 async def test_a_file_that_is_too_large_is_fetched_once(clips, connection):
     with serving() as web:
-        web.answers["GET", "/c.wav"] = 200, {}, bytes(DEFAULT_LIMITS.max_bytes + 1)
+        web.answers["GET", "/c.wav"] = 200, {}, bytes(CLIP_MAX_BYTES + 1)
         assert "size exceeded" in await refusal(clips, connection, web.url)
     assert len(web.sent) == 1
 

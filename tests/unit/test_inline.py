@@ -13,7 +13,7 @@ from vllm.multimodal.media import MediaConnector
 
 from tests.speaking import wav
 from tests.waiting import soon
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.decode import CLIP_MAX_BYTES
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import inline
@@ -47,7 +47,7 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         type(self).num_flooded = 0
         with contextlib.suppress(OSError):
-            while self.num_flooded < 10 * DEFAULT_LIMITS.max_bytes:
+            while self.num_flooded < 10 * CLIP_MAX_BYTES:
                 self.wfile.write(bytes(64 * 1024))
                 type(self).num_flooded += 64 * 1024
 
@@ -200,7 +200,7 @@ async def test_a_file_outside_the_directory_is_refused(clips, store, media, tmp_
 
 
 async def test_a_file_is_read_no_further_than_the_limit(clips, media, monkeypatch):
-    (media / "big.wav").write_bytes(bytes(2 * DEFAULT_LIMITS.max_bytes))
+    (media / "big.wav").write_bytes(bytes(2 * CLIP_MAX_BYTES))
     read, decode = [], inline.decode
 
     def noted(data):
@@ -212,14 +212,14 @@ async def test_a_file_is_read_no_further_than_the_limit(clips, media, monkeypatc
         await clips.resolve(
             (media / "big.wav").as_uri(), connector(allowed_local_media_path=str(media))
         )
-    assert read == [DEFAULT_LIMITS.max_bytes + 1]
+    assert read == [CLIP_MAX_BYTES + 1]
 
 
 async def test_a_download_stops_at_the_limit(clips, web, mine):
     with pytest.raises(InvalidAudioError, match="cannot be fetched"):
         await clips.resolve(f"{web}/flood", mine)
     # What is in sockets and buffers comes on top.
-    assert CountingHandler.num_flooded < 2 * DEFAULT_LIMITS.max_bytes
+    assert CountingHandler.num_flooded < 2 * CLIP_MAX_BYTES
 
 
 async def test_a_server_that_drips_is_left_after_a_time(clips, web, mine, monkeypatch):

@@ -5,6 +5,10 @@ clip is trimmed, normalised or resampled: the official packages encode what the 
 gives, downmixed by the mean over channels in float32. There are two exceptions: of two
 channels that cancel each other only the first is taken, with a warning, and the padding
 of a lossy codec is cut off a clip of the greatest length.
+
+The *active level* is the RMS that at least 0.2 s of the clip reach: of frames of 20 ms,
+each without its mean, the tenth loudest. So a constant offset is silence, and so are a
+few clicks; a short word in a long pause is not.
 """
 
 import base64
@@ -22,17 +26,25 @@ import numpy.typing as npt
 from av.audio.plane import AudioPlane
 
 from vllm_tts_cache.audio.containers import MAX_PADDING_SAMPLES, ClipFile
-from vllm_tts_cache.audio.limits import (
-    DEFAULT_LIMITS,
-    FULL_SCALE,
-    AudioLimits,
-    AudioWarning,
-    active_level_dbfs,
-    check_level,
-    clipped_share,
-)
 from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
+
+CLIP_MAX_BYTES = 10 * 1024 * 1024  # of a clip's file
+_MIN_SECONDS, _MAX_SECONDS = 1.0, 30.0
+_MIN_RATE_HZ, _MAX_RATE_HZ = 8_000, 192_000
+# Third-order ambisonics has 16; without a bound a few bytes of a codec can stand for
+# hundreds of silent channels.
+_MAX_CHANNELS = 16
+
+SILENCE_DBFS = -60.0
+LOW_LEVEL_DBFS = -40.0
+# The largest 16-bit sample is 0.99997; a sine that only touches full scale stays
+# above this for fewer than three samples at the usual rates.
+FULL_SCALE = 0.9999
+MAX_CLIPPED_SHARE = 1e-3
+_FRAMES_PER_SECOND = 50
+_NUM_ACTIVE_FRAMES = 10  # 0.2 s
+_FLOOR_POWER = 1e-20  # -200 dBFS stands for digital silence
 
 # Clients write any media type, or none; browsers call an .mp4 or a .webm video, and put
 # codecs with a comma between them behind it.
@@ -44,14 +56,16 @@ _BLOCK_SAMPLES = 1 << 18  # over all channels; one more frame may be in a block
 _DTYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
 
 Samples = npt.NDArray[np.float32]
+# ``(num_frames, num_channels)``, at least one frame, and their rate in Hz.
+PcmBlock = tuple[Samples, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PcmBlock:
-    """Decoded samples ``(num_frames, num_channels)``, float32, at least one frame."""
+@dataclass(frozen=True, slots=True)
+class AudioWarning:
+    """What is wrong with a clip, and no reason to refuse it."""
 
-    samples: Samples
-    sample_rate_hz: int
+    code: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +84,23 @@ class DecodedAudio:
     decodes_otherwise: bool = False
 
 
-def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
+def decode(data: bytes, max_bytes: int = CLIP_MAX_BYTES) -> DecodedAudio:
     """Decode a whole file; of one that breaks off what is there, with a warning.
 
     Raises: InvalidAudioError: Empty, too large, undecodable, too short, too long,
         silent, not finite, or a rate or channel count out of bounds. A clip that is too
-        long is refused after ``max_seconds`` are decoded, whatever its header says.
+        long is refused after 30 s are decoded, whatever its header says.
     """
-    limits.check_size(len(data))
+    check_size(len(data), max_bytes)
     file = ClipFile(data)
-    mixed = downmix(blocks(file.frames()), limits)
+    mixed = downmix(within_limits(blocks(file.frames())))
     samples, rate = mixed.samples, mixed.sample_rate_hz
     sources: tuple[bytes, ...] = (data,)
-    if file.is_lossy and samples.size > limits.max_seconds * rate:
-        samples = samples[: int(limits.max_seconds * rate)]
+    if file.is_lossy and samples.size > _MAX_SECONDS * rate:
+        samples = samples[: int(_MAX_SECONDS * rate)]
         sources = ()  # the file would decode to more samples than these
-    limits.check_not_longer(samples.size, rate)
-    limits.check_not_shorter(samples.size, rate)
+    _check_not_longer(samples.size, rate)
+    _check_not_shorter(samples.size, rate)
     if not np.isfinite(samples).all():
         raise InvalidAudioError("it holds samples that are not finite (NaN, Inf).")
     warnings: list[AudioWarning] = []
@@ -107,7 +121,7 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
+def decode_data_url(url: str) -> DecodedAudio:
     """Decode ``data:...;base64,...``, whatever media type it names.
 
     Raises: InvalidAudioError: As for :func:`decode`, or not a base64 data URL.
@@ -115,12 +129,12 @@ def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAu
     if (head := _DATA_URL_HEAD.match(url)) is None:
         raise InvalidAudioError("expected data:audio/...;base64,... as its URL.")
     # Four characters hold three bytes; the last two may be padding.
-    limits.check_size(max(0, (len(url) - head.end()) // 4 * 3 - 2))
+    check_size(max(0, (len(url) - head.end()) // 4 * 3 - 2))
     try:
         data = base64.b64decode(url[head.end() :], validate=True)
     except ValueError as exc:
         raise InvalidAudioError(f"its base64 is not valid ({exc}).") from exc
-    return decode(data, limits)
+    return decode(data)
 
 
 def decode_path(path: Path) -> DecodedAudio:
@@ -133,10 +147,77 @@ def decode_path(path: Path) -> DecodedAudio:
         try:
             with path.open("rb") as file:
                 # One byte more than allowed; a pipe without end is not read to its end.
-                data = file.read(DEFAULT_LIMITS.max_bytes + 1)
+                data = file.read(CLIP_MAX_BYTES + 1)
         except OSError as exc:
             raise InvalidAudioError(f"{exc.strerror or exc}.") from exc
         return decode(data)
+
+
+def check_size(num_bytes: int, max_bytes: int = CLIP_MAX_BYTES) -> None:
+    """Refuse an empty or too large file. Raises: InvalidAudioError."""
+    if num_bytes == 0:
+        raise InvalidAudioError("it is empty.")
+    if num_bytes > max_bytes:
+        raise InvalidAudioError(
+            f"it has {num_bytes / 1024**2:.1f} MB; at most {max_bytes / 1024**2:g} MB "
+            "are allowed."
+        )
+
+
+def _check_not_longer(num_samples: int, sample_rate_hz: int) -> None:
+    if num_samples > _MAX_SECONDS * sample_rate_hz:
+        raise InvalidAudioError(
+            f"it is longer than {_MAX_SECONDS:g} s, which is the most."
+        )
+
+
+def _check_not_shorter(num_samples: int, sample_rate_hz: int) -> None:
+    if num_samples < _MIN_SECONDS * sample_rate_hz:
+        raise InvalidAudioError(
+            f"it lasts {num_samples / sample_rate_hz:.2f} s; at least "
+            f"{_MIN_SECONDS:g} s are needed."
+        )
+
+
+def active_level_dbfs(samples: Samples, sample_rate_hz: int) -> float:
+    """The active level of ``(num_samples,)`` audio, in dB relative to full scale."""
+    size = min(samples.size, sample_rate_hz // _FRAMES_PER_SECOND)
+    frames = samples[: samples.size // size * size].reshape(-1, size)
+    # float64: the square of a large float32 sample overflows.
+    power = np.sort(np.var(frames, axis=1, dtype=np.float64))[::-1]
+    return decibels(power[min(power.size, _NUM_ACTIVE_FRAMES) - 1])
+
+
+def decibels(power: float) -> float:
+    """Return a power in dB, above those of digital silence."""
+    return float(10 * np.log10(max(power, _FLOOR_POWER)))
+
+
+def clipped_share(at_full_scale: npt.NDArray[np.bool_]) -> float:
+    """Share of samples that begin three in a row at full scale; a peak has fewer."""
+    flat = at_full_scale[:-2] & at_full_scale[1:-1] & at_full_scale[2:]
+    return float(np.count_nonzero(flat) / max(at_full_scale.size, 1))
+
+
+def check_level(level_dbfs: float, clipped: float) -> tuple[AudioWarning, ...]:
+    """Refuse silence; warn of a low level and of clipping.
+
+    Raises: InvalidAudioError: The active level is below ``SILENCE_DBFS``.
+    """
+    if level_dbfs < SILENCE_DBFS:
+        raise InvalidAudioError(
+            f"it is silent: no 0.2 s of it reach {SILENCE_DBFS:g} dBFS (RMS of 20 ms "
+            f"frames without their mean); the loudest reach {level_dbfs:.1f} dBFS."
+        )
+    warnings = []
+    if level_dbfs < LOW_LEVEL_DBFS:
+        message = f"the loudest 0.2 s reach only {level_dbfs:.1f} dBFS (RMS); record "
+        message += f"above {LOW_LEVEL_DBFS:g} dBFS."
+        warnings.append(AudioWarning("low_level", message))
+    if clipped > MAX_CLIPPED_SHARE:
+        message = f"{clipped:.2%} of the samples lie in flat tops at full scale; "
+        warnings.append(AudioWarning("clipping", f"{message}record with less gain."))
+    return tuple(warnings)
 
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
@@ -180,7 +261,30 @@ def _block(joined: av.AudioFifo) -> PcmBlock:
     if dtype.kind != "f":
         samples *= np.float32(2.0 ** (1 - 8 * dtype.itemsize))
     rows = samples.T if is_planar else samples.reshape(-1, num_channels)
-    return PcmBlock(rows, frame.sample_rate)
+    return rows, frame.sample_rate
+
+
+def within_limits(blocks: Iterator[PcmBlock]) -> Iterator[PcmBlock]:
+    """Pass blocks on, until the end or one block past the longest duration.
+
+    A codec's padding does not count against that.
+
+    Raises: InvalidAudioError: Too many samples or channels, or a rate out of bounds.
+    """
+    num_samples = 0
+    for samples, rate in blocks:
+        if not _MIN_RATE_HZ <= rate <= _MAX_RATE_HZ:
+            raise InvalidAudioError(
+                f"its sample rate is {rate} Hz; allowed are {_MIN_RATE_HZ} to "
+                f"{_MAX_RATE_HZ} Hz."
+            )
+        if (num_channels := samples.shape[1]) > _MAX_CHANNELS:
+            raise InvalidAudioError(
+                f"it has {num_channels} channels; at most {_MAX_CHANNELS} are allowed."
+            )
+        num_samples += len(samples)
+        _check_not_longer(num_samples - MAX_PADDING_SAMPLES, rate)
+        yield samples, rate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,32 +303,27 @@ class Downmix:
     is_one_channel: bool
 
 
-def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
-    """Mix block by block, until the end or one block past the limit.
+def downmix(blocks: Iterator[PcmBlock]) -> Downmix:
+    """Mix block by block.
 
-    A codec's padding does not count against the limit.
-
-    Raises: InvalidAudioError: No samples, too many, or a format out of bounds.
+    Raises: InvalidAudioError: No samples, or of several rates.
     """
     mean: list[Samples] = []
     first: list[Samples] = []
     at_full_scale: list[npt.NDArray[np.bool_]] = []
-    rate, num_samples, are_stereo = None, 0, True
-    for block in blocks:
-        if rate not in (None, block.sample_rate_hz):
+    rate, are_stereo = None, True
+    for samples, block_rate in blocks:
+        if rate not in (None, block_rate):
             raise InvalidAudioError("its sample rate changes midway.")
-        rate, num_channels = block.sample_rate_hz, block.samples.shape[1]
-        limits.check_format(rate, num_channels)
-        num_samples += len(block.samples)
-        limits.check_not_longer(num_samples - MAX_PADDING_SAMPLES, rate)
+        rate = block_rate
         # Finite samples may add up to Inf, which `decode` refuses.
         with np.errstate(over="ignore", invalid="ignore"):
-            mean.append(_mean(block.samples))
-            peak = functools.reduce(np.maximum, np.abs(block.samples).T)
+            mean.append(_mean(samples))
+            peak = functools.reduce(np.maximum, np.abs(samples).T)
             at_full_scale.append(peak >= FULL_SCALE)
-        are_stereo = are_stereo and num_channels == 2
+        are_stereo = are_stereo and samples.shape[1] == 2
         if are_stereo:
-            first.append(block.samples[:, 0].copy())
+            first.append(samples[:, 0].copy())
     if rate is None:
         raise InvalidAudioError("it holds no samples.")
     mixed, flat = np.concatenate(mean), np.concatenate(at_full_scale)
@@ -294,10 +393,10 @@ def join(decoded: Sequence[DecodedAudio]) -> DecodedAudio:
                 "voice at one rate."
             )
     seconds = sum(clip.seconds for clip in clips)
-    if seconds > DEFAULT_LIMITS.max_seconds:
+    if seconds > _MAX_SECONDS:
         raise InvalidAudioError(
             f"its {len(clips)} clips last {seconds:.1f} s together; at most "
-            f"{DEFAULT_LIMITS.max_seconds:g} s are allowed."
+            f"{_MAX_SECONDS:g} s are allowed."
         )
     warnings = tuple(
         replace(warning, message=f"{name_of(index)}: {warning.message}")
@@ -320,7 +419,7 @@ def cut(decoded: DecodedAudio, clip_starts: Sequence[int]) -> DecodedAudio:
     audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)
     for index, clip in enumerate(audio.clips()):
         with naming(name_of(index)):
-            DEFAULT_LIMITS.check_not_shorter(clip.num_samples, clip.sample_rate_hz)
+            _check_not_shorter(clip.num_samples, clip.sample_rate_hz)
             check_level(active_level_dbfs(clip.samples, clip.sample_rate_hz), 0.0)
     return DecodedAudio(audio, decoded.warnings)
 

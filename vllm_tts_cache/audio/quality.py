@@ -1,6 +1,6 @@
-"""Judges how well a reference clip will clone, and never refuses one.
+"""Measures a reference clip and judges how well it will clone; never refuses one.
 
-Clips are refused by `audio.limits`, by the limits of the model and, on a server with
+Clips are refused by `audio.decode`, by the limits of the model and, on a server with
 SPEAKER_MIN_QUALITY, by their verdict. Each rule names its source.
 
 A transcript is compared with the clip by its length: syllables are estimated from the
@@ -9,26 +9,183 @@ of another clip, or of half of it, but no wrong word.
 """
 
 import operator
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import zip_longest
 from typing import Any, Literal, get_args
 
-from vllm_tts_cache.audio.decode import name_of
-from vllm_tts_cache.audio.limits import LOW_LEVEL_DBFS, MAX_CLIPPED_SHARE, AudioWarning
-from vllm_tts_cache.audio.measures import ClipMeasures, measure
+import numpy as np
+import numpy.typing as npt
+import pyloudnorm
+import soxr
+
+from vllm_tts_cache.audio.decode import (
+    FULL_SCALE,
+    LOW_LEVEL_DBFS,
+    MAX_CLIPPED_SHARE,
+    AudioWarning,
+    clipped_share,
+    decibels,
+    name_of,
+)
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.speech_detector import SpeechDetector
+from vllm_tts_cache.audio.speech_detector import Samples, Speech, SpeechDetector
+
+_BIN_HZ = 25
+_BAND_HZ = 250
+# Against the strongest band. Speech itself falls by 30 to 45 dB towards 16 kHz; a good
+# resampler leaves at most -80 dB above half of the old rate.
+_MIN_POWER = 1e-6  # -60 dB
+# pyloudnorm's default only approximates the filters of ITU-R BS.1770.
+_FILTERS = "DeMan"
+_BLOCK_SECONDS = 0.4  # of the standard's gate
+# A clip that was made quieter after clipping has its flat tops below full scale; in one
+# that peaks below this, steps of 16 bits would look like flat tops.
+_MIN_FLAT_PEAK = 0.1
+# pyloudnorm silences warnings of the whole process while it computes: two threads at
+# once could leave them silenced.
+_METER = threading.Lock()
+
+_MAX_RATE_HZ = 48_000  # no listener and no encoder hears above half of it
+_SILENT_PEAK = 1e-10  # -200 dBFS stands for digital silence
+
+_FRAMES_PER_SECOND = 50
+_FADES_SECONDS = 0.1  # how long a word fades, and a room echoes
+_MIN_NOISE_FRAMES = 5  # 0.1 s
+_QUIETEST = 10  # the quietest tenth of the frames stands for noise
+
+# The ratio is infinite without noise, and minus infinite where speech is no louder.
+_MAX_SNR_DB = 80.0
+_MIN_SNR_DB = -20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipMeasures:
+    """Figures of a clip; all of them are finite.
+
+    Attributes:
+        loudness_lufs: Integrated, by ITU-R BS.1770-4; None below its gate of -70 LUFS.
+        peak_dbfs: Of the samples; None for digital silence.
+        clipped_share: Share of samples in flat tops, at full scale or at the clip's
+            own peak.
+        speech_seconds: Without pauses.
+        longest_pause_seconds: Between words, not before the first or after the last.
+        noise_dbfs: Median RMS of the parts without speech; None for digital silence.
+        snr_db: How far the RMS of the speech, less the noise, lies above the noise,
+            from -20 to 80; None without speech.
+        bandwidth_hz: The highest frequency with energy, 24 kHz at most; None for a clip
+            that is silent or shorter than 40 ms.
+    """
+
+    duration_seconds: float
+    loudness_lufs: float | None = None
+    peak_dbfs: float | None = None
+    clipped_share: float = 0.0
+    speech_seconds: float = 0.0
+    longest_pause_seconds: float = 0.0
+    noise_dbfs: float | None = None
+    snr_db: float | None = None
+    bandwidth_hz: int | None = None
+
+    @property
+    def speech_share(self) -> float:
+        """Speech by the whole clip's duration."""
+        return self.speech_seconds / self.duration_seconds
+
+
+def measure(audio: ReferenceAudio, detector: SpeechDetector) -> ClipMeasures:
+    """Measure a clip; safe in any thread, it takes up to a second of CPU."""
+    peak = float(np.max(np.abs(audio.samples)))
+    if peak < _SILENT_PEAK:
+        return ClipMeasures(duration_seconds=audio.seconds)
+    # Scaled to a peak of 1: the squares of large float32 samples overflow.
+    samples = np.divide(audio.samples, peak, dtype=np.float32)
+    rate_hz = audio.sample_rate_hz
+    if rate_hz > _MAX_RATE_HZ:
+        lower = soxr.resample(samples, rate_hz, _MAX_RATE_HZ, quality="HQ")
+        if lower.size:  # a few samples make none of the lower rate
+            samples, rate_hz = lower, _MAX_RATE_HZ
+    peak_dbfs = 20 * float(np.log10(peak))
+    flat = np.abs(audio.samples) >= FULL_SCALE * min(peak, 1.0)
+    speech = detector.find(samples, rate_hz)
+    noise_db, snr_db = _noise(samples, rate_hz, speech)
+    return ClipMeasures(
+        duration_seconds=audio.seconds,
+        loudness_lufs=_loudness_lufs(samples.astype(np.float64) * peak, rate_hz),
+        peak_dbfs=peak_dbfs,
+        clipped_share=clipped_share(flat) if peak >= _MIN_FLAT_PEAK else 0.0,
+        speech_seconds=speech.seconds,
+        longest_pause_seconds=speech.longest_pause_seconds,
+        noise_dbfs=noise_db + peak_dbfs,
+        snr_db=snr_db,
+        bandwidth_hz=_bandwidth_hz(samples, rate_hz, speech),
+    )
+
+
+def _bandwidth_hz(samples: Samples, sample_rate_hz: int, speech: Speech) -> int | None:
+    """The upper edge of the highest band of 250 Hz with energy, noise included."""
+    size = sample_rate_hz // _BIN_HZ
+    frames = samples[: samples.size // size * size].reshape(-1, size)
+    spoken = speech.covers((np.arange(len(frames)) + 0.5) * size / sample_rate_hz)
+    frames = frames[spoken] if spoken.any() else frames
+    if len(frames) == 0:
+        return None
+    spectra = np.fft.rfft(frames * np.hanning(size).astype(np.float32), axis=1)
+    power = np.mean(np.abs(spectra).astype(np.float64) ** 2, axis=0)
+    per_band = _BAND_HZ // _BIN_HZ
+    bands = power[1 : 1 + (power.size - 1) // per_band * per_band]
+    # The median, as one whistling tone would decide the mean.
+    level = np.median(bands.reshape(-1, per_band), axis=1)
+    (held,) = np.nonzero((level > 0) & (level >= level.max(initial=0) * _MIN_POWER))
+    return int(held[-1] + 1) * _BAND_HZ if held.size else None
+
+
+def _loudness_lufs(
+    samples: npt.NDArray[np.float64], sample_rate_hz: int
+) -> float | None:
+    num_samples = max(samples.size, int(np.ceil(_BLOCK_SECONDS * sample_rate_hz)))
+    filled = np.resize(samples, num_samples)  # repeated until it fills a block
+    with _METER:
+        meter = pyloudnorm.Meter(sample_rate_hz, filter_class=_FILTERS)
+        loudness = float(meter.integrated_loudness(filled))
+    return loudness if np.isfinite(loudness) else None
+
+
+def _noise(
+    samples: Samples, sample_rate_hz: int, speech: Speech
+) -> tuple[float, float | None]:
+    """The level of the noise and the speech above it, both in dB.
+
+    In a clip without pauses its quietest tenth stands for the noise: so the noise is
+    overestimated rather than underestimated.
+    """
+    size = min(samples.size, sample_rate_hz // _FRAMES_PER_SECOND)
+    frames = samples[: samples.size // size * size].reshape(-1, size)
+    power = np.var(frames, axis=1, dtype=np.float64)
+    centres = (np.arange(power.size) + 0.5) * size / sample_rate_hz
+    pauses = power[~speech.covers(centres, _FADES_SECONDS)]
+    if pauses.size >= _MIN_NOISE_FRAMES:
+        # The median, as one breath or one click would decide the mean.
+        noise = float(np.median(pauses))
+    else:
+        noise = float(np.mean(np.sort(power)[: max(1, power.size // _QUIETEST)]))
+    spoken = power[speech.covers(centres)]
+    if spoken.size == 0:
+        return decibels(noise), None
+    snr_db = decibels(float(np.mean(spoken)) - noise) - decibels(noise)
+    return decibels(noise), min(max(snr_db, _MIN_SNR_DB), _MAX_SNR_DB)
+
 
 Verdict = Literal["good", "fair", "poor"]
+_VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # from the best to the worst
 
 # People read aloud at 5.2 (Mandarin) to 7.8 (Japanese) syllables a second on average.
 # Source: Pellegrino, Coupé, Marsico, "A cross-language perspective on speech
 # information rate", Language 87 (2011). The bounds, and their slack, are ours.
-MIN_SYLLABLES_PER_SECOND = 1.5
-MAX_SYLLABLES_PER_SECOND = 12.0
+_MIN_SYLLABLES_PER_SECOND = 1.5
+_MAX_SYLLABLES_PER_SECOND = 12.0
 _SLACK_SYLLABLES = 4.0
 
 # Europeans write 2.5 to 3 letters for a syllable; others fewer, without the vowels.
@@ -46,8 +203,8 @@ class Reason:
     """A fault of a clip that a clone of it will suffer from.
 
     Attributes:
-        code: For programs; each at most once for a clip.
-        message: For people: one sentence, with what to do about it.
+        code: Each at most once for a clip.
+        message: One sentence, with what to do about it.
     """
 
     code: str
@@ -60,7 +217,7 @@ class Rule:
     """The bounds at which one figure makes a clip fair or poor.
 
     Attributes:
-        figure: Takes the figure out of the measures; None if it was not measured.
+        figure: None if it was not measured.
         fair: Beyond this bound the clip is fair. A value equal to a bound gets the
             better verdict.
         poor: Beyond this bound the clip is poor; None if it never is.
@@ -78,21 +235,14 @@ class Rule:
 
     def reason(self, measures: ClipMeasures) -> Reason | None:
         """Return the fault that the figure shows, if it is beyond a bound."""
-        if (value := self.figure(measures)) is None:
-            return None
+        value = self.figure(measures)
         is_beyond = operator.lt if self.high_is_good else operator.gt
-        if not is_beyond(value, self.fair):
+        if value is None or not is_beyond(value, self.fair):
             return None
         is_poor = self.poor is not None and is_beyond(value, self.poor)
         message = self.message.format(value=value)
         return Reason(self.code, message, "poor" if is_poor else "fair")
 
-
-NO_SPEECH = Reason(
-    "no_speech",
-    "It holds no speech; send a recording of one person who speaks.",
-    "poor",
-)
 
 _ALIBABA = "alibabacloud.com/help/en/model-studio/qwen-tts-voice-cloning"
 _AZURE = (
@@ -180,16 +330,15 @@ RULES = (
     ),
 )
 # Rules that several clips have to keep together, and not each by itself.
-OF_ALL_CLIPS = ("little_speech",)
+_OF_ALL_CLIPS = ("little_speech",)
 
 
 def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
     """The faults that the figures of a clip show."""
     if measures.speech_seconds == 0:
-        yield NO_SPEECH
-    for rule in RULES:
-        if (reason := rule.reason(measures)) is not None:
-            yield reason
+        message = "It holds no speech; send a recording of one person who speaks."
+        yield Reason("no_speech", message, "poor")
+    yield from filter(None, (rule.reason(measures) for rule in RULES))
 
 
 detector = cache(SpeechDetector)  # the process's, which the first clip loads
@@ -197,8 +346,7 @@ detector = cache(SpeechDetector)  # the process's, which the first clip loads
 
 def is_below(verdict: Verdict, wanted: Verdict) -> bool:
     """Tell whether a verdict is worse than another one."""
-    order = get_args(Verdict)
-    return order.index(verdict) > order.index(wanted)
+    return _VERDICTS.index(verdict) > _VERDICTS.index(wanted)
 
 
 def worst(reasons: Sequence[Reason]) -> Verdict:
@@ -238,6 +386,10 @@ class ClipQuality:
         }
 
 
+def _rounded(decibels: float | None) -> float | None:
+    return None if decibels is None else round(decibels, 1)
+
+
 def check_clip(
     audio: ReferenceAudio,
     *,
@@ -252,48 +404,46 @@ def check_clip(
 
     Args:
         audio: As it was decoded, at its own rate.
-        ref_text: Its transcript, if there is one; of several clips a line for each.
+        ref_text: The transcript; of several clips a line for each.
         model_problem: Why the model that is served does not take the clip, as
             `ClipLimits.problem` says it.
         warnings: The decoder's, if they are to be among the reasons.
 
     Raises: ConfigError: The detector is not installed.
     """
-    measures = measure(audio, detector())
-    reasons = [
+    reasons: list[Reason] = []
+    if model_problem is not None:
+        problem = f"{model_problem[:1].upper()}{model_problem[1:]}."
+        reasons.append(Reason("model_limits", problem, "poor"))
+    reasons += (
         Reason(warning.code, warning.message, "fair")
         for warning in warnings
         if warning.code not in ("low_level", "clipping")  # which are measured here
-    ]
-    if (problem := model_problem) is not None:
-        problem = f"{problem[:1].upper()}{problem[1:]}."
-        reasons.insert(0, Reason("model_limits", problem, "poor"))
+    )
+    measures = measure(audio, detector())
     if audio.num_clips == 1:
-        reasons += _reasons_of_clip(measures, ref_text)
+        reasons += _reasons_of_clip(measures, ref_text or "")
     else:
-        reasons += _reasons_of_clips(audio, measures, ref_text)
+        reasons += (r for r in reasons_of(measures) if r.code in _OF_ALL_CLIPS)
+        reasons += _reasons_of_each_clip(audio, (ref_text or "").split("\n"))
     return ClipQuality(measures, worst(reasons), tuple(reasons))
 
 
-def _reasons_of_clips(
-    audio: ReferenceAudio, whole: ClipMeasures, ref_text: str | None
+def _reasons_of_each_clip(
+    audio: ReferenceAudio, texts: Sequence[str]
 ) -> Iterator[Reason]:
-    yield from (reason for reason in reasons_of(whole) if reason.code in OF_ALL_CLIPS)
-    texts = (ref_text or "").split("\n")
-    clips = zip_longest(audio.clips(), texts[: audio.num_clips])
-    for index, (clip, text) in enumerate(clips):
+    for index, clip in enumerate(audio.clips()):
+        text = texts[index] if index < len(texts) else ""
         for reason in _reasons_of_clip(measure(clip, detector()), text):
-            if reason.code not in OF_ALL_CLIPS:
+            if reason.code not in _OF_ALL_CLIPS:
                 yield replace(reason, message=f"{name_of(index)}: {reason.message}")
 
 
-def _reasons_of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
+def _reasons_of_clip(measures: ClipMeasures, ref_text: str) -> Iterator[Reason]:
     yield from reasons_of(measures)
     seconds = measures.speech_seconds
     # A form sends an empty field for no transcript.
-    if not (ref_text or "").strip() or seconds == 0:
-        return
-    if not is_plausible(ref_text or "", seconds):
+    if seconds and ref_text.strip() and not is_plausible(ref_text, seconds):
         yield Reason(
             "transcript_mismatch",
             f"The transcript probably does not match the clip, which holds "
@@ -303,22 +453,17 @@ def _reasons_of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[R
         )
 
 
-def _rounded(decibels: float | None) -> float | None:
-    return None if decibels is None else round(decibels, 1)
-
-
 def is_plausible(text: str, speech_seconds: float) -> bool:
     """Tell whether a text can be spoken in so much speech, pauses left out."""
     # NFC composes the letters of Korean into syllables.
     syllables = sum(map(_syllables, unicodedata.normalize("NFC", text)))
-    least = MIN_SYLLABLES_PER_SECOND * speech_seconds - _SLACK_SYLLABLES
-    most = MAX_SYLLABLES_PER_SECOND * speech_seconds + _SLACK_SYLLABLES
+    least = _MIN_SYLLABLES_PER_SECOND * speech_seconds - _SLACK_SYLLABLES
+    most = _MAX_SYLLABLES_PER_SECOND * speech_seconds + _SLACK_SYLLABLES
     return least <= syllables <= most
 
 
 def _syllables(char: str) -> float:
-    code = ord(char)
-    if any(first <= code <= last for first, last in _SYLLABIC):
+    if any(first <= ord(char) <= last for first, last in _SYLLABIC):
         return 1.0
     if char.isdigit():
         return _PER_DIGIT

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnxruntime
 import soxr
 
-from vllm_tts_cache.audio.limits import active_level_dbfs
+from vllm_tts_cache.audio.decode import active_level_dbfs
 from vllm_tts_cache.errors import ConfigError
 
 _PACKAGE = "silero_vad"

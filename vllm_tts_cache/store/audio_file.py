@@ -17,7 +17,6 @@ form. Several clips of a voice are stored in the shorter of two ways:
 
 import dataclasses
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,7 +28,6 @@ import soundfile
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.containers import ClipFile
 from vllm_tts_cache.audio.decode import DecodedAudio, blocks, downmix
-from vllm_tts_cache.audio.limits import AudioLimits
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.logs import ThrottledLog
@@ -48,14 +46,6 @@ FORMS = (FLAC, SAMPLES, UPLOAD)
 # the same samples with every version of every library, and hold no name, picture or
 # place that the client's recorder wrote into the file.
 MAX_OVERHEAD = 1.05
-# Stored audio passed the limits when it was registered; today's may be narrower.
-_NO_LIMITS = AudioLimits(
-    min_seconds=0.0,
-    max_seconds=math.inf,
-    min_rate_hz=1,
-    max_rate_hz=1 << 31,
-    max_channels=1 << 16,
-)
 # Bits -> (dtype that libsndfile takes, number of bits to shift the samples up).
 _GRIDS = {16: (np.int16, 0), 24: (np.int32, 8)}
 
@@ -121,7 +111,8 @@ def _on_grid(samples: npt.NDArray[np.float32], bits: int) -> npt.NDArray[Any] | 
 
 
 def _decoded(data: bytes, clip_starts: Sequence[int]) -> ReferenceAudio:
-    mixed = downmix(blocks(ClipFile(data).frames()), _NO_LIMITS)
+    # It passed the limits when it was registered; today's may be narrower.
+    mixed = downmix(blocks(ClipFile(data).frames()))
     return ReferenceAudio.of(mixed.samples, mixed.sample_rate_hz, clip_starts)
 
 

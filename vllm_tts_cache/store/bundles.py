@@ -11,7 +11,6 @@ import msgspec
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS
@@ -39,8 +38,6 @@ _AS_REGISTERED = (
     *("consent", "ref_text", "description", "language", "labels"),
     *("file_size", "mime_type", "expires_at"),
 )
-# A bundle's lossless file may be larger than the upload that it was decoded from.
-_LIMITS = replace(DEFAULT_LIMITS, max_bytes=bundle_format.MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,4 +321,5 @@ def _audio_of(bundle: Bundle) -> DecodedAudio | None:
 def _decoded(bundle: Bundle, what: str) -> DecodedAudio | None:
     """Decode an entry. Raises: InvalidAudioError."""
     data = bundle.audio(what)
-    return None if data is None else decode(data, _LIMITS)
+    # A lossless file may be larger than the upload that it was decoded from.
+    return None if data is None else decode(data, bundle_format.MAX_BYTES)

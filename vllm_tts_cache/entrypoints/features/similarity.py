@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.audio.limits import AudioWarning
+from vllm_tts_cache.audio.decode import AudioWarning
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import voice_timbre
 from vllm_tts_cache.catalogue.names import fold, is_consent_id

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from fastapi import Form, Header, Path, Request, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_tts_cache.audio.decode import name_of, naming
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
+from vllm_tts_cache.audio.decode import CLIP_MAX_BYTES, AudioWarning, name_of, naming
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, VOICE_ID
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
@@ -244,10 +243,10 @@ async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
 async def read_clip(file: UploadFile) -> bytes:
     """Return an uploaded file's bytes. Raises: InvalidAudioError if it is too large."""
     # One byte more than allowed shows that the file is too large.
-    data = await file.read(DEFAULT_LIMITS.max_bytes + 1)
-    if len(data) > DEFAULT_LIMITS.max_bytes:
+    data = await file.read(CLIP_MAX_BYTES + 1)
+    if len(data) > CLIP_MAX_BYTES:
         size = "" if file.size is None else f"it has {file.size / _MIB:.1f} MiB, "
-        allowed = f"allowed are {DEFAULT_LIMITS.max_bytes / _MIB:.0f} MiB"
+        allowed = f"allowed are {CLIP_MAX_BYTES / _MIB:.0f} MiB"
         raise InvalidAudioError(f"{size}{allowed}")
     return data
 

@@ -27,7 +27,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.decode import CLIP_MAX_BYTES
 from vllm_tts_cache.entrypoints.http import limits
 from vllm_tts_cache.entrypoints.metrics import process_metrics, reason_of
 from vllm_tts_cache.entrypoints.serving.host_http import (
@@ -56,7 +56,7 @@ throttled = ThrottledLog()
 
 _MIB = 1024 * 1024
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
-VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
+VOICE_MAX_BYTES = CLIP_MAX_BYTES + _MIB
 # The body of a PATCH: texts in JSON, each with a limit of its own.
 CHANGES_MAX_BYTES = 64 * 1024
 _SPEECH, _BATCH = "/v1/audio/speech", "/v1/audio/speech/batch"
@@ -64,7 +64,7 @@ _GENERATE, _IMPORT = "/v1/audio/generate", "/v1/audio/voices/import"
 _REGISTERING = ("/v1/audio/voices", _IMPORT)
 _MAX_BYTES = {
     # A clip in base64, and 1 MiB of text and options.
-    _SPEECH: -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB,
+    _SPEECH: -(-CLIP_MAX_BYTES // 3) * 4 + _MIB,
     # By the host's default 32 items; few of them bring a clip of their own.
     _BATCH: 64 * _MIB,
     # The host takes texts and numbers there, and no audio.

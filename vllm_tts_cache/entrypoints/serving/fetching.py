@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.media.base import MediaIO
 
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.decode import CLIP_MAX_BYTES
 from vllm_tts_cache.config import IPNetwork
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import InvalidAudioError, TTSCacheError
@@ -277,7 +277,7 @@ class _FileIO(MediaIO[bytes]):
     """The host fetches; we decode, at the source's precision and in our threads."""
 
     def get_max_bytes(self) -> int:
-        return DEFAULT_LIMITS.max_bytes
+        return CLIP_MAX_BYTES
 
     def load_bytes(self, data: bytes) -> bytes:
         return data
@@ -289,4 +289,4 @@ class _FileIO(MediaIO[bytes]):
     def load_file(self, filepath: Path) -> bytes:
         with filepath.open("rb") as file:
             # One byte more, so that a file that is too large shows.
-            return file.read(DEFAULT_LIMITS.max_bytes + 1)
+            return file.read(CLIP_MAX_BYTES + 1)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.audio.decode import decode_clips
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.decode import check_size, decode_clips
 from vllm_tts_cache.catalogue import records
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import expanded
@@ -99,7 +98,7 @@ class NewVoice:
             clip_starts=tuple(range(len(self.clips))),
         )
         # One request sends all clips.
-        DEFAULT_LIMITS.check_size(sum(map(_num_bytes, self.clips)))
+        check_size(sum(map(_num_bytes, self.clips)))
 
     def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
         """Return the fields of the voice's registration."""
