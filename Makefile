@@ -18,22 +18,22 @@ setup:  ## Build .venv from nothing; HOST=0.32 builds .venv-0.32.
 	@HOST=$(HOST) scripts/setup.sh
 
 browser:  ## Install Debian's Chromium, in which `make test-all` tries the page.
-	@scripts/setup_browser.sh
+	@scripts/apt_install.sh "chromium chromedriver" chromium chromium-driver fonts-dejavu-core
 
 postgres:  ## Install Debian's PostgreSQL, on which the tests keep catalogues.
 	@scripts/setup_postgres.sh
 
 nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
-	@scripts/setup_nginx.sh
+	@scripts/apt_install.sh nginx nginx
 
 clients: setup  ## Build .venv-clients, of which `make test-all` speaks by each package.
 	@VENV=$(VENV) scripts/setup_clients.sh
 
 prometheus:  ## Install Debian's Prometheus, which the tests ask what it sees.
-	@scripts/setup_prometheus.sh
+	@scripts/apt_install.sh "prometheus promtool" prometheus
 
 ffmpeg:  ## Install Debian's ffmpeg, with which the tests make clips and hear them.
-	@scripts/setup_ffmpeg.sh
+	@scripts/apt_install.sh ffmpeg ffmpeg
 
 demo: setup  ## Register a voice, precompute it, speak, restart, speak again.
 	@$(RUN) demo --family $(MODEL)

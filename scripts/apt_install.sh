@@ -1,7 +1,14 @@
 #!/usr/bin/env bash
 # Installs Debian packages for their programs alone: their services are started neither
-# now nor with the machine. usage: scripts/apt_install.sh PACKAGE...
+# now nor with the machine. Does nothing where the programs are there.
+# usage: scripts/apt_install.sh "PROGRAM..." PACKAGE...
 set -euo pipefail
+
+PATH=$PATH:/usr/sbin
+if type -P $1 >/dev/null; then
+  exit 0
+fi
+shift
 
 exec 9<"$0"
 flock 9  # one at a time: they share apt's lock and the policy below

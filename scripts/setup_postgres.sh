@@ -9,6 +9,6 @@ fi
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
 # The tests need the programs, and no server that starts with the machine.
-"$(dirname "$0")/apt_install.sh" postgresql-common
+"$(dirname "$0")/apt_install.sh" pg_createcluster postgresql-common
 "${as_root[@]}" sed -i 's/^#*create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
-"$(dirname "$0")/apt_install.sh" postgresql
+"$(dirname "$0")/apt_install.sh" initdb postgresql
