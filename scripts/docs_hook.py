@@ -19,6 +19,8 @@ Json = dict[str, Any]
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are in no file."""
+    from scripts.docs_cli import commands_page
+
     pages = {
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
         "changes.md": (ROOT / "CHANGELOG.md").read_text(),
@@ -43,15 +45,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     )
 
 
-def commands_page() -> str:
-    """Every command with its options."""
-    from scripts import docs_cli
-
-    return docs_cli.commands_page()
-
-
 def families_page() -> str:
     """The support table, and where each family's page is."""
+    from scripts.support_table import support_table
     from vllm_tts_cache.speaker.family import families
 
     command = Path(sys.executable).with_name("vllm-tts-cache")
@@ -61,8 +57,6 @@ def families_page() -> str:
     folder = ROOT / "vllm_tts_cache" / "families"
     pages = {readme.parent.name for readme in folder.glob("*/README.md")}
     links = [f"- [{f.title}]({f.name}.md)" for f in families() if f.name in pages]
-    from scripts.support_table import support_table
-
     hosts = ["## Versions of vLLM-Omni", "", support_table(), ""]
     return "\n".join(["# Models", "", table.stdout, *links, "", *hosts])
 
