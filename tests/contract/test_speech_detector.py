@@ -9,7 +9,7 @@ import pytest
 import soxr
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.speech_detector import SpeechDetector, at_one_level
+from vllm_tts_cache.audio.speech_detector import at_one_level, find_speech
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 # In a process of its own: the package sets the number of torch's threads.
@@ -39,6 +39,6 @@ def test_spans_are_the_packages_own(clip, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     official = [(span["start"], span["end"]) for span in found]
-    ours = SpeechDetector().find(samples, 16_000).spans
+    ours = find_speech(samples, 16_000).spans
     assert [(round(a * 16_000), round(b * 16_000)) for a, b in ours] == official
     assert len(official) >= 2

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import printed_by
-from vllm_tts_cache.audio import quality, speech_detector
+
+from vllm_tts_cache.audio import speech_detector
 from vllm_tts_cache.audio.decode import decode, decode_path
 from vllm_tts_cache.audio.quality import (
     RULES,
@@ -208,6 +209,6 @@ def test_check_loads_neither_torch_nor_the_detectors_package():
 
 def test_missing_detector_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(speech_detector, "_PACKAGE", "no_such_package_here")
-    quality.detector.cache_clear()
+    speech_detector.load_network.cache_clear()
     with pytest.raises(ConfigError, match="pip install 'silero-vad"):
         check_clip(decode_path(SPEECH.path).audio)

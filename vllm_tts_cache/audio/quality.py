@@ -13,7 +13,6 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,7 +30,7 @@ from vllm_tts_cache.audio.decode import (
     name_of,
 )
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.speech_detector import Samples, Speech, SpeechDetector
+from vllm_tts_cache.audio.speech_detector import Samples, Speech, find_speech
 
 _BIN_HZ = 25
 _BAND_HZ = 250
@@ -95,7 +94,7 @@ class ClipMeasures:
         return self.speech_seconds / self.duration_seconds
 
 
-def measure(audio: ReferenceAudio, detector: SpeechDetector) -> ClipMeasures:
+def measure(audio: ReferenceAudio) -> ClipMeasures:
     """Measure a clip; safe in any thread, it takes up to a second of CPU."""
     peak = float(np.max(np.abs(audio.samples)))
     if peak < _SILENT_PEAK:
@@ -109,7 +108,7 @@ def measure(audio: ReferenceAudio, detector: SpeechDetector) -> ClipMeasures:
             samples, rate_hz = lower, _MAX_RATE_HZ
     peak_dbfs = 20 * float(np.log10(peak))
     flat = np.abs(audio.samples) >= FULL_SCALE * min(peak, 1.0)
-    speech = detector.find(samples, rate_hz)
+    speech = find_speech(samples, rate_hz)
     noise_db, snr_db = _noise(samples, rate_hz, speech)
     return ClipMeasures(
         duration_seconds=audio.seconds,
@@ -341,9 +340,6 @@ def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
     yield from filter(None, (rule.reason(measures) for rule in RULES))
 
 
-detector = cache(SpeechDetector)  # the process's, which the first clip loads
-
-
 def is_below(verdict: Verdict, wanted: Verdict) -> bool:
     """Tell whether a verdict is worse than another one."""
     return _VERDICTS.index(verdict) > _VERDICTS.index(wanted)
@@ -420,7 +416,7 @@ def check_clip(
         for warning in warnings
         if warning.code not in ("low_level", "clipping")  # which are measured here
     )
-    measures = measure(audio, detector())
+    measures = measure(audio)
     if audio.num_clips == 1:
         reasons += _reasons_of_clip(measures, ref_text or "")
     else:
@@ -434,7 +430,7 @@ def _reasons_of_each_clip(
 ) -> Iterator[Reason]:
     for index, clip in enumerate(audio.clips()):
         text = texts[index] if index < len(texts) else ""
-        for reason in _reasons_of_clip(measure(clip, detector()), text):
+        for reason in _reasons_of_clip(measure(clip), text):
             if reason.code not in _OF_ALL_CLIPS:
                 yield replace(reason, message=f"{name_of(index)}: {reason.message}")
 

@@ -5,6 +5,7 @@ never imported: it loads torch, and sets torch's number of threads for the proce
 """
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -70,46 +71,41 @@ class Speech:
         return inside
 
 
-class SpeechDetector:
-    """Silero's network, loaded; safe to call from any thread.
+def find_speech(samples: Samples, sample_rate_hz: int) -> Speech:
+    """Find speech in ``(num_samples,)`` audio whose peak is near 1, in any thread.
 
-    Raises: ConfigError: The package with the network is missing, or too old to have it.
+    Raises: ConfigError: As `load_network`.
     """
-
-    def __init__(self) -> None:
-        self._session = one_thread_session(_network())
-
-    def find(self, samples: Samples, sample_rate_hz: int) -> Speech:
-        """Find speech in ``(num_samples,)`` audio whose peak is near 1."""
-        heard = at_one_level(samples, sample_rate_hz)
-        if sample_rate_hz != _RATE_HZ:
-            heard = soxr.resample(heard, sample_rate_hz, _RATE_HZ, quality="HQ")
-        seconds = samples.size / sample_rate_hz
-        return Speech(
-            tuple(
-                (max(0.0, start - _MARGIN_SECONDS), min(seconds, end + _MARGIN_SECONDS))
-                for start, end in _spans(self._probabilities(heard))
-                if start < seconds
-            )
+    heard = at_one_level(samples, sample_rate_hz)
+    if sample_rate_hz != _RATE_HZ:
+        heard = soxr.resample(heard, sample_rate_hz, _RATE_HZ, quality="HQ")
+    seconds = samples.size / sample_rate_hz
+    return Speech(
+        tuple(
+            (max(0.0, start - _MARGIN_SECONDS), min(seconds, end + _MARGIN_SECONDS))
+            for start, end in _spans(_probabilities(heard))
+            if start < seconds
         )
+    )
 
-    def _probabilities(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """The probability that each 32 ms are speech: ``(num_frames,)``."""
-        num_frames = -(-samples.size // _FRAME)
-        frames = np.zeros((num_frames, _FRAME), np.float32)
-        frames.reshape(-1)[: samples.size] = samples
-        context = np.zeros((num_frames, _CONTEXT), np.float32)
-        context[1:] = frames[:-1, -_CONTEXT:]
-        seen = np.concatenate((context, frames), axis=1)
-        hidden = cell = np.zeros(_STATE, np.float32)
-        found = [np.zeros(0, np.float32)]
-        for start in range(0, num_frames, _FRAMES_AT_ONCE):
-            block = seen[start : start + _FRAMES_AT_ONCE]
-            probabilities, hidden, cell = self._session.run(
-                ["speech_probs", "hn", "cn"], {"input": block, "h": hidden, "c": cell}
-            )
-            found.append(np.asarray(probabilities).reshape(-1))
-        return np.concatenate(found)
+
+def _probabilities(samples: Samples) -> npt.NDArray[np.float32]:
+    """The probability that each 32 ms are speech: ``(num_frames,)``."""
+    num_frames = -(-samples.size // _FRAME)
+    frames = np.zeros((num_frames, _FRAME), np.float32)
+    frames.reshape(-1)[: samples.size] = samples
+    context = np.zeros((num_frames, _CONTEXT), np.float32)
+    context[1:] = frames[:-1, -_CONTEXT:]
+    seen = np.concatenate((context, frames), axis=1)
+    hidden = cell = np.zeros(_STATE, np.float32)
+    found, session = [np.zeros(0, np.float32)], load_network()
+    for start in range(0, num_frames, _FRAMES_AT_ONCE):
+        block = seen[start : start + _FRAMES_AT_ONCE]
+        probabilities, hidden, cell = session.run(
+            ["speech_probs", "hn", "cn"], {"input": block, "h": hidden, "c": cell}
+        )
+        found.append(np.asarray(probabilities).reshape(-1))
+    return np.concatenate(found)
 
 
 def one_thread_session(path: Path) -> onnxruntime.InferenceSession:
@@ -132,11 +128,16 @@ def one_thread_session(path: Path) -> onnxruntime.InferenceSession:
     )
 
 
-def _network() -> Path:
+@cache
+def load_network() -> onnxruntime.InferenceSession:
+    """Return the process's network, which the first call loads.
+
+    Raises: ConfigError: The package with it is missing, or too old to have it.
+    """
     spec = find_spec(_PACKAGE)
     for location in (spec and spec.submodule_search_locations) or ():
         if (path := Path(location) / _NETWORK).is_file():
-            return path
+            return one_thread_session(path)
     raise ConfigError(
         f"Clips cannot be checked: {_NETWORK.name} is not installed. "
         "Run: pip install 'silero-vad>=6.2.3'"

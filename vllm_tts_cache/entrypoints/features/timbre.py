@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from transformers.audio_utils import mel_filter_bank
 
-from vllm_tts_cache.audio.quality import detector
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.audio.speech_detector import find_speech, load_network
 from vllm_tts_cache.errors import ConfigError
 
 _PACKAGE, _WEIGHTS = "Resemblyzer", "pretrained.pt"
@@ -57,7 +57,7 @@ class TimbreEncoder:
     def __init__(self) -> None:
         # One at a time: each thread would have torch's threads beside it.
         self._turn = threading.Lock()
-        self._detector = detector()
+        load_network()  # of the speech detector: a server without it does not start
         self._network = _Network().eval()
         # It runs no code of the file.
         stored = torch.load(_weights(), "cpu", weights_only=True)  # noqa: TID251
@@ -113,7 +113,7 @@ class TimbreEncoder:
 
     def _speech(self, audio: ReferenceAudio) -> npt.NDArray[np.float32]:
         rate_hz = audio.sample_rate_hz
-        spans = self._detector.find(audio.samples, rate_hz).spans
+        spans = find_speech(audio.samples, rate_hz).spans
         parts = [audio.samples[int(a * rate_hz) : int(b * rate_hz)] for a, b in spans]
         speech = np.concatenate((np.zeros(0, np.float32), *parts))
         speech = speech[: int(_MAX_SPEECH_SECONDS * rate_hz)]
