@@ -11,7 +11,7 @@ def test_encoded_anew_or_without_a_clip_it_is_alike(client, shared_server, make_
     client.register("forced", make_clip(), ref_text="Hello there.")
     client.precompute("forced")
     first, encodes = client.speak(voice="forced"), client.encodes()
-    answer = client.precompute("forced", force=True).json()
+    answer = client.http.post("/v1/audio/voices/forced/cache?force=true").json()
     assert answer == {"voice": "forced", "cache_status": "ready"}
     assert client.encodes() == {name: n + 1 for name, n in encodes.items()}
     assert client.speak(voice="forced").audio == first.audio

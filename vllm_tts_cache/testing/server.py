@@ -47,7 +47,6 @@ class Speech:
     Attributes:
         audio: The body: samples, or an error as JSON.
         cache: ``hit``, ``miss`` or ``none``; None with an error.
-        ttfa_seconds: Time to the first byte of audio.
     """
 
     status: int
@@ -72,10 +71,9 @@ class SpeechClient:
         files = {"audio_sample": ("clip", data)}
         return self.http.post("/v1/audio/voices", data=form, files=files)
 
-    def precompute(self, name: str, *, force: bool = False) -> httpx.Response:
+    def precompute(self, name: str) -> httpx.Response:
         """Make the voice's encodings exist, and wait."""
-        query = {"force": "true"} if force else {}
-        return self.http.post(f"/v1/audio/voices/{name}/cache", params=query)
+        return self.http.post(f"/v1/audio/voices/{name}/cache")
 
     def speak(self, text: str = "Hello world.", **fields: Any) -> Speech:
         """Speak as a raw PCM stream, with a fixed seed unless ``fields`` have one."""
@@ -89,17 +87,16 @@ class SpeechClient:
             **fields,
         }
         began = time.perf_counter()
-        first, audio = None, bytearray()
+        ttfa_seconds, audio = None, bytearray()
         with self.http.stream("POST", "/v1/audio/speech", json=body) as response:
             for chunk in response.iter_raw():
-                if first is None:
-                    first = time.perf_counter() - began
+                ttfa_seconds = ttfa_seconds or time.perf_counter() - began
                 audio += chunk
         return Speech(
             status=response.status_code,
             audio=bytes(audio),
             cache=response.headers.get(CACHE_HEADER),
-            ttfa_seconds=time.perf_counter() - began if first is None else first,
+            ttfa_seconds=ttfa_seconds or time.perf_counter() - began,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -129,11 +126,10 @@ class ServerOptions:
     """What to serve, and how.
 
     Attributes:
-        log_path: File to which the server's output is appended.
-        port: The port to listen on; None for a free one.
+        log_path: The server's output is appended.
+        arguments: Of ``vllm serve``; see `tiny_checkpoint.serve_arguments`.
+        port: None for a free one.
         environ: Variables that are added to (and replace) those of this process.
-        arguments: Further arguments of ``vllm serve``; see
-            `tiny_checkpoint.serve_arguments`.
     """
 
     model: Path
@@ -185,12 +181,11 @@ class Server:
 
     def stop(self) -> None:
         """Ask the server to end, as Ctrl-C does; kill its process group if it stays."""
-        if self._process is None:
-            return
         try:
-            self._process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_TIMEOUT_SECONDS)
+            if self._process is not None:
+                self._process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_TIMEOUT_SECONDS)
         finally:  # also if the wait is interrupted
             self.kill()
 
@@ -224,9 +219,9 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """Return the whole environment that the server runs in."""
-        given = dict(self.options.environ)
         samples = {"SPEAKER_SAMPLES_DIR": str(self.options.samples_dir)}
-        return {**os.environ, **_ENVIRONMENT, **samples, **given}  # noqa: TID251
+        given = {**samples, **self.options.environ}
+        return {**os.environ, **_ENVIRONMENT, **given}  # noqa: TID251
 
     def __enter__(self) -> "Server":
         return self.start()

@@ -5,8 +5,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +92,11 @@ class TinyCheckpoint:
 
         Raises: ConfigError, StorageError.
         """
-        if _written_marker(path) != self.marker:
+        try:
+            written = json.loads((path / MARKER).read_text())
+        except (OSError, ValueError):
+            written = None
+        if written != self.marker:
             self.write(path, report, force=True)
         return path
 
@@ -111,11 +114,22 @@ class TinyCheckpoint:
             ConfigError: ``out`` must not be overwritten.
             StorageError: The disk failed. Nothing half-written stays behind.
         """
-        with new_directory(out, force=force) as directory:
-            self.family.part("tiny_part")(directory, self.options, report)
-            (directory / MARKER).write_text(json.dumps(self.marker, indent=2) + "\n")
-            readme = _README.format(title=self.family.title, marker=MARKER)
-            (directory / "README.txt").write_text(readme)
+        # A relative path may be "." or end in "..", which has no sibling to rename.
+        path = Path(os.path.abspath(out))  # noqa: PTH100
+        _check_replaceable(path, force)
+        partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}-{uuid.uuid4().hex}")
+        try:
+            with storage_errors(path):
+                partial.mkdir(parents=True)
+                self.family.part("tiny_part")(partial, self.options, report)
+                (partial / MARKER).write_text(json.dumps(self.marker, indent=2) + "\n")
+                readme = _README.format(title=self.family.title, marker=MARKER)
+                (partial / "README.txt").write_text(readme)
+                if path.is_dir():  # a directory cannot be renamed over a full one
+                    shutil.rmtree(path)
+                partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
         return out
 
 
@@ -123,42 +137,6 @@ def serve_arguments(family: Family) -> tuple[str, ...]:
     """Return the arguments of ``vllm serve`` after the checkpoint, on a CPU."""
     assert family.deploy_file is not None
     return ("--omni", "--deploy-config", str(family.deploy_file))
-
-
-@contextmanager
-def new_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield a directory for the block to fill; it becomes ``out`` when the block ends.
-
-    If the block raises, ``out`` is as it was.
-
-    Args:
-        out: Absent, empty, or, with ``force``, a directory that holds ``MARKER``.
-        force: Replace a directory of ours.
-
-    Raises:
-        ConfigError: ``out`` must not be overwritten.
-        StorageError: The disk failed.
-    """
-    # A relative path may be "." or end in "..", which has no sibling to rename.
-    out = Path(os.path.abspath(out))  # noqa: PTH100
-    _check_replaceable(out, force)
-    partial = out.with_name(f"{PARTIAL_PREFIX}{out.name}-{uuid.uuid4().hex}")
-    try:
-        with storage_errors(out):
-            partial.mkdir(parents=True)
-            yield partial
-            if out.is_dir():  # a directory cannot be renamed over a full one
-                shutil.rmtree(out)
-            partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _written_marker(path: Path) -> object:
-    try:
-        return json.loads((path / MARKER).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _check_replaceable(out: Path, force: bool) -> None:

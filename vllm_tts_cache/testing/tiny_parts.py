@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ _PROSE = (
 _VOCAB_SIZE = 480
 
 
+@dataclass(frozen=True, slots=True)
 class WeightBuilder:
     """Collects the named tensors of a state dict.
 
@@ -59,22 +60,18 @@ class WeightBuilder:
     adding a layer, or another order of the calls, changes no other weight.
     """
 
-    def __init__(
-        self, seed: int, prefix: str = "", into: dict[str, Tensor] | None = None
-    ):
-        self._seed = seed
-        self._prefix = prefix
-        self.tensors: dict[str, Tensor] = {} if into is None else into
+    seed: int
+    prefix: str = ""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def under(self, prefix: str) -> "WeightBuilder":
         """Return a view that puts ``prefix`` and a dot before every name."""
-        return WeightBuilder(self._seed, f"{self._prefix}{prefix}.", self.tensors)
+        return WeightBuilder(self.seed, f"{self.prefix}{prefix}.", self.tensors)
 
     def normal(self, name: str, shape: Sequence[int], std: float = 1.0) -> Tensor:
         """Add ``name``, float32, drawn from N(0, std^2)."""
-        return self._add(
-            name, torch.randn(shape, generator=self._generator(name)) * std
-        )
+        drawn = torch.randn(shape, generator=self._generator(name))
+        return self._add(name, drawn * std)
 
     def log_uniform(
         self, name: str, shape: Sequence[int], low: float, high: float
@@ -118,11 +115,11 @@ class WeightBuilder:
         return self._add(name, torch.full(tuple(shape), value))
 
     def _add(self, name: str, tensor: Tensor) -> Tensor:
-        self.tensors[self._prefix + name] = tensor
+        self.tensors[self.prefix + name] = tensor
         return tensor
 
     def _generator(self, name: str) -> torch.Generator:
-        digest = hashlib.sha256(f"{self._seed}:{self._prefix}{name}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}:{self.prefix}{name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
@@ -170,11 +167,7 @@ def add_layers(
 ) -> None:
     """Add decoder layers of Llama's kind, and the last norm.
 
-    Args:
-        model: Where they are added.
-        size: Number and widths of the layers.
-        project: Adds a weight of a projection.
-        qk_norm: Weight of the norms of queries and keys; None without such norms.
+    ``qk_norm`` is the weight of the norms of queries and keys; None without such norms.
     """
     from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
@@ -264,24 +257,7 @@ def save_json(path: Path, value: object) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class TextTokenizer:
-    """A trained tokenizer, its special tokens and the number of all its ids."""
-
-    tokenizer: Tokenizer
-    special_tokens: tuple[str, ...]
-    vocab_size: int
-
-    def id_of(self, token: str) -> int:
-        """Return the id of a token that is known to exist."""
-        token_id = self.tokenizer.token_to_id(token)
-        assert token_id is not None, token
-        return token_id
-
-
-def train_text_tokenizer(
-    special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
-) -> TextTokenizer:
+def train_text_tokenizer(special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Tokenizer:
     """Train on a few sentences; the result is always the same."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -296,29 +272,25 @@ def train_text_tokenizer(
     )
     tokenizer.train_from_iterator([*_ROLES] * 50 + [_PROSE] * 4, trainer)
     tokenizer.add_special_tokens([_special(token) for token in special_tokens])
-    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-    return TextTokenizer(tokenizer, special_tokens, vocab_size)
+    return tokenizer
 
 
-def save_text_tokenizer(out: Path, text: TextTokenizer) -> None:
+def save_text_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
     """Write ``tokenizer.json`` and the older files that official code reads."""
-    text.tokenizer.save(str(out / "tokenizer.json"))
-    model = json.loads(text.tokenizer.to_str())["model"]
+    tokenizer.save(str(out / "tokenizer.json"))
+    model = json.loads(tokenizer.to_str())["model"]
     save_json(out / "vocab.json", model["vocab"])
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     (out / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
-    save_json(out / "tokenizer_config.json", _tokenizer_config(text))
-
-
-def _tokenizer_config(text: TextTokenizer) -> dict[str, object]:
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    return {
+    special = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items()}
+    config = {
         "tokenizer_class": "Qwen2Tokenizer",
         "added_tokens_decoder": {
-            str(text.id_of(token)): {"content": token, **flags, "special": True}
-            for token in text.special_tokens
+            str(token_id): {"content": token, **flags, "special": True}
+            for token_id, token in special.items()
         },
-        "additional_special_tokens": list(text.special_tokens[1:]),
+        "additional_special_tokens": list(special.values())[1:],
         "bos_token": None,
         "eos_token": IM_END,
         "pad_token": END_OF_TEXT,
@@ -330,3 +302,4 @@ def _tokenizer_config(text: TextTokenizer) -> dict[str, object]:
         "model_max_length": 131_072,
         "split_special_tokens": False,
     }
+    save_json(out / "tokenizer_config.json", config)

@@ -30,9 +30,10 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     report("text tokenizer")
     talker = directory / _TALKER_FOLDER
     talker.mkdir()
-    text = parts.train_text_tokenizer()
-    parts.save_text_tokenizer(talker, text)
-    parts.save_json(talker / "config.json", _talker_config(text.id_of(parts.IM_END)))
+    tokenizer = parts.train_text_tokenizer()
+    parts.save_text_tokenizer(talker, tokenizer)
+    end_id = tokenizer.get_vocab()[parts.IM_END]
+    parts.save_json(talker / "config.json", _talker_config(end_id))
     files = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
     for name, add in files.items():
         report(name)

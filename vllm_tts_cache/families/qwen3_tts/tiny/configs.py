@@ -4,6 +4,7 @@ Every field is written even where it equals a default, because the defaults of t
 official package's transformers and of the host's are not the same.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
@@ -24,8 +25,8 @@ _LANGUAGES = (
 )
 
 
-def model_config(text: parts.TextTokenizer, encoders: EncoderSize) -> Json:
-    """Return ``config.json``."""
+def model_config(ids: Mapping[str, int], encoders: EncoderSize) -> Json:
+    """Return ``config.json``; ``ids`` are those of the text's tokens."""
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -33,16 +34,16 @@ def model_config(text: parts.TextTokenizer, encoders: EncoderSize) -> Json:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "0b6",
         "tts_model_type": "base",
-        "im_start_token_id": text.id_of(parts.IM_START),
-        "im_end_token_id": text.id_of(parts.IM_END),
-        "tts_pad_token_id": text.id_of(TTS_PAD),
-        "tts_bos_token_id": text.id_of(TTS_BOS),
-        "tts_eos_token_id": text.id_of(TTS_EOS),
+        "im_start_token_id": ids[parts.IM_START],
+        "im_end_token_id": ids[parts.IM_END],
+        "tts_pad_token_id": ids[TTS_PAD],
+        "tts_bos_token_id": ids[TTS_BOS],
+        "tts_eos_token_id": ids[TTS_EOS],
         "talker_config": {
             "model_type": "qwen3_tts_talker",
             **_transformer(sizes.TALKER),
             "vocab_size": sizes.TALKER_VOCAB_SIZE,
-            "text_vocab_size": text.vocab_size,
+            "text_vocab_size": len(ids),
             "text_hidden_size": sizes.TEXT_HIDDEN,
             "num_code_groups": sizes.NUM_CODEBOOKS,
             "hidden_act": "silu",

@@ -17,13 +17,13 @@ from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 def write(directory: Path, options: sizes.CheckpointOptions, report: Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``."""
     report("text tokenizer")
-    text = parts.train_text_tokenizer(configs.ALL_SPECIAL_TOKENS)
-    parts.save_text_tokenizer(directory, text)
+    tokenizer = parts.train_text_tokenizer(configs.ALL_SPECIAL_TOKENS)
+    parts.save_text_tokenizer(directory, tokenizer)
+    ids = tokenizer.get_vocab()
     report("talker and speaker encoder")
     weights = WeightBuilder(options.seed)
-    pad_id = text.id_of(configs.TTS_PAD)
-    add_talker(weights, text.vocab_size, pad_id, options.eos_logit)
-    config = configs.model_config(text, options.encoders)
+    add_talker(weights, len(ids), ids[configs.TTS_PAD], options.eos_logit)
+    config = configs.model_config(ids, options.encoders)
     encoder_weights.add_speaker_encoder(weights, config["speaker_encoder_config"])
     parts.save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
     parts.save_json(directory / "config.json", config)
