@@ -23,7 +23,7 @@ from vllm_tts_cache.entrypoints.cli import models
 from vllm_tts_cache.errors import CheckpointError, ConfigError
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.talker import CachedTalker
-from vllm_tts_cache.offline.speakers import OfflineSpeakers
+from vllm_tts_cache.offline import OfflineSpeakers
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.family import Family, families
 

@@ -9,7 +9,7 @@ from tests.crowds import prefix_tokens
 from tests.e2e.test_hostile_speech import spoken_by_socket
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.family import CloneFacts
 from vllm_tts_cache.speaker.reference import SpeakerRef

@@ -120,13 +120,13 @@ def test_more_clips_than_are_kept_or_may_wait_are_prepared_in_windows(bounded, j
 
 
 def test_audio_that_is_evicted_too_early_is_stored_again(job, samples_dir, monkeypatch):
-    ensure = job.speakers._ensurer.ensure
+    ensure = job.speakers._ensure
 
     def evicted_first(speakers):
         remove(samples_dir)
         ensure(speakers)
 
-    monkeypatch.setattr(job.speakers._ensurer, "ensure", evicted_first)
+    monkeypatch.setattr(job.speakers, "_ensure", evicted_first)
     job.speakers.prepare(job.clips(2))
     assert job.num_encodes() == 2
 

@@ -20,7 +20,7 @@ from tests.two_tenants import two_tenants
 from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.families.breeze_tts_2.family import IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.prompt import BreezePrompts, PromptBuilder
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 SPOKEN = "What is said in it."

@@ -10,7 +10,7 @@ from vllm_omni.model_executor.models.audio8_tts import prompt_utils as host
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.audio8_tts.family import CODEC
 from vllm_tts_cache.families.networks import prompts
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 

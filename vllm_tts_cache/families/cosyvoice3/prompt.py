@@ -17,7 +17,7 @@ from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, FAMILY, ZER
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.prompts import MODE, Prompt, Reference
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD

@@ -16,7 +16,7 @@ from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 
 if TYPE_CHECKING:
     from vllm_tts_cache.entrypoints.speakers.inline import Clip
-    from vllm_tts_cache.offline.speakers import PreparedSpeaker
+    from vllm_tts_cache.offline import PreparedSpeaker
 
 # Keys of the host's additional_information: for the mode of a prompt of placeholders,
 # and for where the reference stands.

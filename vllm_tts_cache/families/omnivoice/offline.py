@@ -2,7 +2,7 @@
 
 from vllm_tts_cache.families.networks.prompts import OfflinePrompts, Prompt
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
 

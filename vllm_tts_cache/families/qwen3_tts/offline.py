@@ -8,7 +8,7 @@ from typing import Any
 from vllm_tts_cache.families.networks import prompts
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
-from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.offline import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
 
