@@ -30,9 +30,9 @@ def loaded(checkpoint, tmp_path, **stage):
     from vllm.model_executor.model_loader import get_model
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-    from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
+    from vllm_tts_cache.platforms.cpu_worker import answer_without_accelerator
 
-    forgive_emptying_no_cache()
+    answer_without_accelerator()
     rotary_embedding._ROPE_DICT.clear()  # of a talker that a test may have moved
     options = {"async_chunk": True, "dtype": "bfloat16", **stage}
     with inspected_here():

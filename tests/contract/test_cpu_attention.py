@@ -21,6 +21,7 @@ def kernels():
     current_platform.import_kernels()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "1")  # vLLM's default; put back after
+        torch.cpu._init_amx()  # on processors that have it, as a worker does
         use_invariant_attention()
         yield
 

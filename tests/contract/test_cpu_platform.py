@@ -8,76 +8,55 @@ import pytest
 import torch
 import vllm_omni  # noqa: F401  which imports our platform; the other way is a circle
 
-from vllm_tts_cache.platforms.cpu import (
-    forgive_emptying_no_cache,
-    say_that_nothing_is_captured,
-)
+from vllm_tts_cache.platforms import cpu_worker
 
 # A call that needs a device, the question whether there is one, what ours answers.
 CALLS = (
-    (
-        *(torch.accelerator, "empty_cache"),
-        *(torch.accelerator, "is_available"),
-        *(forgive_emptying_no_cache, None),
-    ),
-    (
-        *(torch.cuda, "is_current_stream_capturing"),
-        *(torch.backends.cuda, "is_built"),
-        *(say_that_nothing_is_captured, False),
-    ),
+    (torch.accelerator, "empty_cache", torch.accelerator, "is_available", None),
+    (torch.cuda, "is_current_stream_capturing", torch.backends.cuda, "is_built", False),
 )
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "asked", "question", "patch", "answer"), CALLS
-)
-def test_only_without_a_device_is_its_call_answered_by_us(
-    monkeypatch, owner, name, asked, question, patch, answer
-):
+@pytest.mark.parametrize("has_device", [True, False])
+def test_only_without_a_device_are_its_calls_answered_by_us(monkeypatch, has_device):
     def raises():
         raise RuntimeError("Cannot access accelerator device when none is available.")
 
-    for has_device in (True, False):
+    for owner, name, asked, question, _ in CALLS:
         monkeypatch.setattr(owner, name, raises)
-        monkeypatch.setattr(asked, question, lambda has=has_device: has)
-        patch()
+        monkeypatch.setattr(asked, question, lambda: has_device)
+    cpu_worker.answer_without_accelerator()
+    for owner, name, _, _, answer in CALLS:
         if has_device:
             assert getattr(owner, name) is raises
         else:
             assert getattr(owner, name)() is answer
 
 
-def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship():
+def test_diffusion_attends_where_the_host_ships_no_platform(monkeypatch):
+    """OmniVoice computes with the fallback, as our attention packs no requests."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionImpl
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
+    from vllm_omni.diffusion.attention.layer import Attention
 
     from vllm_tts_cache.platforms.cpu import CPUOmniPlatform as Platform
 
+    # Put back afterwards, as others may look at the host's own.
+    monkeypatch.setattr(SDPAImpl, "forward", AttentionImpl.forward)
     backend = resolve_obj_by_qualname(Platform.get_diffusion_attn_backend_cls(None, 8))
-    options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0}
+    options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0, "causal": False}
+    attention = backend.get_impl_cls()(**options)
     rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
     with pytest.raises(NotImplementedError):
-        SDPAImpl(**options).forward(rows, rows, rows)
-    answer = backend.get_impl_cls()(**options).forward(rows, rows, rows)
+        attention.forward(rows, rows, rows)
+    cpu_worker.attend_by_torch()
+    answer = attention.forward(rows, rows, rows)
     assert answer.shape == rows.shape
-
-
-def test_what_the_hosts_layers_fall_back_on_runs_there_as_well(monkeypatch):
-    """OmniVoice computes with that, as our attention packs no requests."""
-    from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend
-    from vllm_omni.diffusion.attention.layer import Attention
-
-    from vllm_tts_cache.platforms.cpu_kernels import fall_back_on_it
-
-    # Put back afterwards, as others may look at the host's own.
-    monkeypatch.setattr(SDPABackend, "get_impl_cls", SDPABackend.get_impl_cls)
-    fall_back_on_it()
-    options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0, "causal": False}
     layer = Attention(**options)
-    rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
     assert layer.sdpa_fallback is not None
-    answer = layer.sdpa_fallback.forward(rows, rows, rows)
-    assert torch.equal(answer, layer.attention.forward(rows, rows, rows))
+    assert torch.equal(layer.sdpa_fallback.forward(rows, rows, rows), answer)
+    assert torch.equal(layer.attention.forward(rows, rows, rows), answer)
 
 
 @pytest.fixture
@@ -85,11 +64,9 @@ def handed_on(monkeypatch):
     """What a diffusion worker in a process of its own hands on, without a device."""
     from vllm_omni.diffusion.worker.diffusion_worker import WorkerProc
 
-    from vllm_tts_cache.platforms import cpu_kernels
-
     # Put back afterwards, as others may look at the host's own.
     monkeypatch.setattr(WorkerProc, "_async_output_loop", WorkerProc._async_output_loop)
-    cpu_kernels.pack_outputs_here()
+    cpu_worker.pack_outputs_here()
 
     def hand_on(*outputs):
         process: Any = object.__new__(WorkerProc)
@@ -121,11 +98,9 @@ def test_a_worker_of_its_own_process_hands_outputs_on_without_a_stream(handed_on
 
 
 def test_what_cannot_be_handed_on_is_an_error_of_that_output(handed_on, monkeypatch):
-    from vllm_tts_cache.platforms import cpu_kernels
-
     def fail(_output):
         raise OSError("no shared memory")
 
-    monkeypatch.setattr(cpu_kernels, "pack_diffusion_output_shm", fail)
+    monkeypatch.setattr(cpu_worker, "pack_diffusion_output_shm", fail)
     (told,) = handed_on(object())
     assert told.output is None and "no shared memory" in told.error

@@ -14,12 +14,13 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_talker import
     HiggsFusedMultiTextHead,
 )
 
-from vllm_tts_cache import platforms
 from vllm_tts_cache.platforms.cpu_kernels import (
     BLOCK_SIZES,
-    DensePositions,
+    MAX_ISA,
     SeparateRows,
     choose_block_size,
+    dense_positions,
+    leave_out_matrices,
     separate_rows,
 )
 
@@ -139,7 +140,7 @@ def test_each_row_is_turned_by_its_own_position(kernels):
 
     queries = torch.randn(4, 128).bfloat16()
     expected = rotate(torch.full((4,), 3), queries)
-    assert torch.equal(DensePositions(rotate)(table[:, 3], queries), expected)
+    assert torch.equal(dense_positions(rotate)(table[:, 3], queries), expected)
 
 
 @pytest.fixture
@@ -153,28 +154,28 @@ def packed(monkeypatch):
 
 def test_a_limit_that_the_user_set_stays(monkeypatch, packed):
     assert packed()
-    monkeypatch.setenv(platforms.MAX_ISA, "AVX512_CORE_BF16")
-    platforms.leave_out_matrices()
+    monkeypatch.setenv(MAX_ISA, "AVX512_CORE_BF16")
+    leave_out_matrices()
     assert packed()
-    monkeypatch.setenv(platforms.MAX_ISA, "avx512_core")
-    platforms.leave_out_matrices()
-    assert os.environ[platforms.MAX_ISA] == "avx512_core"
+    monkeypatch.setenv(MAX_ISA, "avx512_core")
+    leave_out_matrices()
+    assert os.environ[MAX_ISA] == "avx512_core"
     assert not packed()  # it would abort the process
 
 
 def test_without_one_it_is_what_has_bfloat16_and_no_matrices(monkeypatch, packed):
-    monkeypatch.setenv(platforms.MAX_ISA, "")  # put back afterwards
-    monkeypatch.delenv(platforms.MAX_ISA)
-    platforms.leave_out_matrices()
-    assert os.environ[platforms.MAX_ISA] == "AVX512_CORE_BF16"
+    monkeypatch.setenv(MAX_ISA, "")  # put back afterwards
+    monkeypatch.delenv(MAX_ISA)
+    leave_out_matrices()
+    assert os.environ[MAX_ISA] == "AVX512_CORE_BF16"
     assert packed()
 
 
 def test_a_processor_without_amx_keeps_all_that_it_has(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.delenv(platforms.MAX_ISA, raising=False)
-    platforms.leave_out_matrices()
-    assert platforms.MAX_ISA not in os.environ
+    monkeypatch.delenv(MAX_ISA, raising=False)
+    leave_out_matrices()
+    assert MAX_ISA not in os.environ
 
 
 def test_seam_torch_asks_for_the_tiles_of_amx():

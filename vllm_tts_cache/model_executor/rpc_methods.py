@@ -106,9 +106,9 @@ PATCHES = (
         until="the host asks its platform",
     ),
     Patch(
-        "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend",
-        "get_impl_cls",
-        "Layers fall back on it, and the host's refuses a CPU.",
+        "vllm_omni.diffusion.attention.backends.sdpa.SDPAImpl",
+        "forward",
+        "The host's refuses a CPU.",
         until="the host's attention runs on platforms that it does not ship",
     ),
     Patch(

@@ -1,4 +1,4 @@
-"""The CPU as a vLLM-Omni platform, to try and test the plugin without a GPU."""
+"""What vLLM-Omni asks a platform, answered for the CPU."""
 
 from typing import Any
 
@@ -7,26 +7,6 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
-from vllm_tts_cache import patch_once
-
-
-def forgive_emptying_no_cache() -> None:
-    """Make ``torch.accelerator.empty_cache`` a no-op if there is no accelerator.
-
-    The function raises there, and models of the host call it when they are built.
-    """
-    if not torch.accelerator.is_available():
-        patch_once(torch.accelerator, "empty_cache", lambda _: lambda: None)
-
-
-def say_that_nothing_is_captured() -> None:
-    """Make ``torch.cuda.is_current_stream_capturing`` False in a build without CUDA.
-
-    The function raises there, and Higgs Audio's decoder calls it for each chunk.
-    """
-    if not torch.backends.cuda.is_built():
-        patch_once(torch.cuda, "is_current_stream_capturing", lambda _: lambda: False)
-
 
 def _always(answer: Any) -> Any:
     """Return a class method that returns ``answer`` for any arguments."""
@@ -34,7 +14,6 @@ def _always(answer: Any) -> Any:
 
 
 _WORKERS = "vllm_tts_cache.platforms.cpu_worker"
-_KERNELS = "vllm_tts_cache.platforms.cpu_kernels"
 
 
 class CPUOmniPlatform(OmniPlatform, CpuPlatform):
@@ -49,9 +28,11 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
 
     get_omni_ar_worker_cls = _always(f"{_WORKERS}.CPUARWorker")
     get_omni_generation_worker_cls = _always(f"{_WORKERS}.CPUGenerationWorker")
-    get_diffusion_worker_cls = _always(f"{_KERNELS}.CPUDiffusionWorker")
-    # Torch's own attention: the only one that runs here.
-    get_diffusion_attn_backend_cls = _always(f"{_KERNELS}.CPUDiffusionBackend")
+    get_diffusion_worker_cls = _always(f"{_WORKERS}.CPUDiffusionWorker")
+    # Torch's own attention: the only one that `attend_by_torch` makes run here.
+    get_diffusion_attn_backend_cls = _always(
+        "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend"
+    )
     get_default_stage_config_path = _always("vllm_omni/deploy")  # vLLM-Omni's own
     # Compiling the code predictor costs more than it saves here.
     supports_torch_inductor = _always(False)
@@ -65,8 +46,7 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     @classmethod
     def get_free_memory(cls, device: torch.device | None = None) -> int:
         """Return free main memory, in bytes."""
-        del device
-        return psutil.virtual_memory().available
+        return cls.get_device_memory(device)[0]
 
     @classmethod
     def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:

@@ -13,31 +13,21 @@ a thread's uneven share, gets other bits than the same row among others; with th
 single row does at a real checkpoint's sizes; with AMX, rows in batches of 33 and more.
 So every multiplication has one number of rows here, padded with zeros. A row's bits can
 then depend on its place only; each layer tests that they do not, at its first use.
-
-Diffusion models ask their platform which of the host's attention backends to use, and
-the host knows no CPU there. All of them are torch's attention with masks of other form.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import cpu_attn
-from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend, SDPAImpl
-from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
-from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
-from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
 
 from vllm_tts_cache import patch_once
-from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
-from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
-
-throttled = ThrottledLog()
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +39,34 @@ BLOCK_SIZES = (8, 16, 32, 64)
 _NUM_OUTPUTS_TRIED = 1 << 17
 _FUSED = "_fused_qkv_weight"
 # The host's class for all codebooks' heads of Higgs Audio v3, which is no torch layer.
-_HEADS = frozenset({"HiggsFusedMultiTextHead"})
+_HEADS = "HiggsFusedMultiTextHead"
+
+MAX_ISA = "ONEDNN_MAX_CPU_ISA"
+_WITHOUT_MATRICES = "AVX512_CORE_BF16"
+# oneDNN's names of instruction sets without bfloat16.
+_WITHOUT_BFLOAT16 = (
+    *("SSE41", "AVX", "AVX2", "AVX2_VNNI"),
+    *("AVX512_CORE", "AVX512_CORE_VNNI"),
+)
+
+
+def leave_out_matrices() -> None:
+    """Keep oneDNN from AMX, unless the environment already limits it.
+
+    Its AMX kernels round a row differently in larger batches. oneDNN reads the limit at
+    its first use, so this comes before the model is built.
+    """
+    if not torch.cpu._is_amx_tile_supported():
+        return
+    # Linux kills a process that uses AMX's tile registers, as vLLM's attention does,
+    # without asking (SIGILL). oneDNN asks, but not under this limit.
+    if hasattr(torch.cpu, "_init_amx"):
+        torch.cpu._init_amx()
+    os.environ.setdefault(MAX_ISA, _WITHOUT_MATRICES)  # noqa: TID251  oneDNN reads it
+    if os.environ[MAX_ISA].upper() in _WITHOUT_BFLOAT16:  # noqa: TID251
+        # vLLM multiplies by packed weights on each processor with AMX. oneDNN has no
+        # kernel for that under such a limit, and aborts the process.
+        patch_once(utils, "check_cpu_sgl_kernel", lambda _: lambda *_args: False)
 
 
 class InvariantCPUAttentionBackend(cpu_attn.CPUAttentionBackend):
@@ -99,89 +116,17 @@ def single_queries(whole: CommonAttentionMetadata) -> CommonAttentionMetadata:
     )
 
 
-class CPUDiffusionWorker(DiffusionWorker):
-    """Worker of diffusion stages."""
-
-    def init_device(self) -> None:
-        """Prepare this process before the pipeline is built in it."""
-        leave_out_matrices()
-        ask_for_tiles()
-        forgive_emptying_no_cache()
-        fall_back_on_it()
-        pack_outputs_here()
-        super().init_device()
-
-
-def pack_outputs_here() -> None:
-    """Replace the host's thread that sends a worker's outputs.
-
-    The host's creates a stream of the accelerator. Without one it dies, and no output
-    would ever arrive.
-    """
-    patch_once(WorkerProc, "_async_output_loop", lambda _: _hand_on_outputs)
-
-
-def _hand_on_outputs(self: Any) -> None:
-    """Send outputs until the queue gives None; count each as done, failed or not."""
-    while (item := self._async_output_queue.get()) is not None:
-        output, output_id, _ = item
-        handed: dict[str, Any] = {"output": output}
-        try:
-            pack_diffusion_output_shm(output)
-        except Exception as exc:  # noqa: BLE001  raising would end this thread
-            throttled.warn_of(
-                "handing an output on",
-                "Output %s cannot be handed on",
-                output_id,
-                mistake=exc,
-            )
-            handed = {"error": f"The output cannot be handed on: {exc}"}
-        self._enqueue_result(
-            AsyncDiffusionOutput(
-                kind=AsyncOutputKind.OUTPUT_READY, async_output_id=output_id, **handed
-            )
-        )
-        with self._async_output_done:
-            self._async_output_pending -= 1
-            self._async_output_done.notify_all()
-
-
-class CPUDiffusionAttention(SDPAImpl):
-    """Torch's attention."""
-
-    forward = SDPAImpl.forward_cuda
-
-
-class CPUDiffusionBackend(SDPABackend):
-    """The attention backend of the CPU platform."""
-
-    @staticmethod
-    def get_impl_cls() -> type[SDPAImpl]:
-        """Return torch's attention."""
-        return CPUDiffusionAttention
-
-
-def fall_back_on_it() -> None:
-    """Make `CPUDiffusionAttention` the fallback of the host's layers, too.
-
-    Besides the platform's attention each layer has one that the host chooses; some
-    models compute with that one on an unknown device.
-    """
-    ours = staticmethod(CPUDiffusionBackend.get_impl_cls)
-    patch_once(SDPABackend, "get_impl_cls", lambda _: ours)
-
-
 def separate_rows(model: nn.Module) -> None:
     """Make a row's bits independent of its batch, in all layers but attention."""
     for module in model.modules():
         if isinstance(module, RotaryEmbeddingBase):
-            _replace(module, "forward", DensePositions)
+            patch_once(module, "forward", dense_positions)
         elif isinstance(module, nn.Linear):
-            _replace(module, "forward", SeparateRows)
+            patch_once(module, "forward", SeparateRows)
         elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for the layer
-            _replace(module, "cpu_linear", SeparateRows)
-        elif type(module).__name__ in _HEADS:
-            _replace(module, "generate", SeparateRows)
+            patch_once(module, "cpu_linear", SeparateRows)
+        elif type(module).__name__ == _HEADS:
+            patch_once(module, "generate", SeparateRows)
     for module in model.modules():
         # The host joins weights of VoxCPM2 that it multiplies without a layer.
         fuse: Any = getattr(module, "precompute_fused_qkv", None)
@@ -191,29 +136,17 @@ def separate_rows(model: nn.Module) -> None:
             setattr(module, _FUSED, SeparateWeight.of(weight))
 
 
-def _replace(module: nn.Module, name: str, replacement: type) -> None:
-    function = getattr(module, name)
-    if not isinstance(function, replacement):
-        setattr(module, name, replacement(function))
-
-
-class DensePositions:
-    """A rotary embedding that accepts positions with gaps between them in memory.
+def dense_positions(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rotary embedding that accepts positions with gaps between in memory.
 
     vLLM's kernel assumes contiguous ones. The positions of Fish Speech's fast AR are a
     column of a table: the kernel would turn all rows but the first by a wrong one.
     """
-
-    def __init__(self, rotate: Callable[..., Any]):
-        self._rotate = rotate
-
-    def __call__(self, positions: torch.Tensor, *others: Any) -> Any:
-        """Turn queries and keys by their own positions."""
-        return self._rotate(positions.contiguous(), *others)
+    return lambda positions, *others: rotate(positions.contiguous(), *others)
 
 
 class SeparateRows:
-    """A layer's multiplication, in blocks of one size.
+    """A layer's multiplication, in blocks of one size; the last is padded with zeros.
 
     Args:
         multiply: Takes rows ``(num_rows, num_inputs)`` and the layer's other arguments.
@@ -232,7 +165,11 @@ class SeparateRows:
         rows = inputs.reshape(-1, inputs.shape[-1])
         if self._block_size is None:
             self._block_size = choose_block_size(multiply, rows)
-        outputs = in_blocks(multiply, rows, self._block_size)
+        num_rows, size = len(rows), self._block_size
+        if num_missing := -num_rows % size:
+            rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
+        parts = [multiply(block) for block in rows.split(size)]
+        outputs = (parts[0] if len(parts) == 1 else torch.cat(parts))[:num_rows]
         return outputs.reshape(*inputs.shape[:-1], *outputs.shape[1:])
 
 
@@ -267,16 +204,6 @@ class SeparateWeight(torch.Tensor):
                 return weight._separate(inputs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
-
-
-def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Multiply ``size`` rows at a time, the last block padded with zeros."""
-    num_rows = len(rows)
-    if num_missing := -num_rows % size:
-        rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
-    parts = [multiply(block) for block in rows.split(size)]
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return whole[:num_rows]
 
 
 def choose_block_size(multiply: Multiply, like: torch.Tensor) -> int:

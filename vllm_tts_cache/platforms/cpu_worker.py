@@ -11,12 +11,27 @@ import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
+from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
+from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
+from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
-from vllm_tts_cache.platforms import ask_for_tiles, cpu, leave_out_matrices
-from vllm_tts_cache.platforms.cpu_kernels import separate_rows
+from vllm_tts_cache import patch_once
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.platforms.cpu_kernels import leave_out_matrices, separate_rows
+
+throttled = ThrottledLog()
+
+
+def answer_without_accelerator() -> None:
+    """Answer two calls that models of the host make, and that raise without one."""
+    if not torch.accelerator.is_available():
+        patch_once(torch.accelerator, "empty_cache", lambda _: lambda: None)
+    if not torch.backends.cuda.is_built():
+        patch_once(torch.cuda, "is_current_stream_capturing", lambda _: lambda: False)
 
 
 def use_invariant_attention() -> None:
@@ -25,7 +40,6 @@ def use_invariant_attention() -> None:
     vLLM splits the keys of few queries among threads, so on several threads a single
     query would get other bits than the same one among many.
     """
-    ask_for_tiles()
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"  # noqa: TID251  vLLM reads it there
     backend = "vllm_tts_cache.platforms.cpu_kernels.InvariantCPUAttentionBackend"
     register_backend(AttentionBackendEnum.CPU_ATTN, backend)
@@ -102,8 +116,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
         # The second runner needs Triton kernels, which no release compiles for a CPU.
         self.use_v2_model_runner = False
         leave_out_matrices()
-        cpu.forgive_emptying_no_cache()
-        cpu.say_that_nothing_is_captured()
+        answer_without_accelerator()
         module: Any = cpu_worker  # the base class builds the runner that it finds there
         module.CPUModelRunner = self.model_runner_cls
         try:
@@ -132,3 +145,58 @@ class CPUGenerationWorker(_CPUWorker):
     """Worker of codec-decoder stages."""
 
     model_runner_cls = CPUGenerationModelRunner
+
+
+class CPUDiffusionWorker(DiffusionWorker):
+    """Worker of diffusion stages."""
+
+    def init_device(self) -> None:
+        """Prepare this process before the pipeline is built in it."""
+        leave_out_matrices()
+        answer_without_accelerator()
+        attend_by_torch()
+        pack_outputs_here()
+        super().init_device()
+
+
+def attend_by_torch() -> None:
+    """Make the host's attention by torch run on a platform that it does not know.
+
+    Each layer has it: by our platform's choice, and as the fallback that some models
+    compute with on an unknown device.
+    """
+    patch_once(SDPAImpl, "forward", lambda _: SDPAImpl.forward_cuda)
+
+
+def pack_outputs_here() -> None:
+    """Replace the host's thread that sends a worker's outputs.
+
+    The host's creates a stream of the accelerator. Without one it dies, and no output
+    would ever arrive.
+    """
+    patch_once(WorkerProc, "_async_output_loop", lambda _: _hand_on_outputs)
+
+
+def _hand_on_outputs(self: Any) -> None:
+    """Send outputs until the queue gives None; count each as done, failed or not."""
+    while (item := self._async_output_queue.get()) is not None:
+        output, output_id, _ = item
+        handed: dict[str, Any] = {"output": output}
+        try:
+            pack_diffusion_output_shm(output)
+        except Exception as exc:  # noqa: BLE001  raising would end this thread
+            throttled.warn_of(
+                "handing an output on",
+                "Output %s cannot be handed on",
+                output_id,
+                mistake=exc,
+            )
+            handed = {"error": f"The output cannot be handed on: {exc}"}
+        self._enqueue_result(
+            AsyncDiffusionOutput(
+                kind=AsyncOutputKind.OUTPUT_READY, async_output_id=output_id, **handed
+            )
+        )
+        with self._async_output_done:
+            self._async_output_pending -= 1
+            self._async_output_done.notify_all()
