@@ -43,10 +43,10 @@ class Patch(NamedTuple):
 
 
 def patch_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute that a list of `Patch` names; a second call does nothing.
+    """Replace an attribute of the host or of one layer; a second call does nothing.
 
     Args:
-        owner: The class or module that has the attribute.
+        owner: What has the attribute; a list of `Patch` names classes and modules.
         name: The attribute's name.
         make: Returns the replacement, given the attribute's value or None.
     """
