@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
     inspect,
     select,
     text,
@@ -311,6 +313,28 @@ renewals = Table(
     Column("began_at", Float, nullable=False),
     Column("last_at", Float, nullable=False),
 )
+
+
+def generation(ondelete: str, **options: Any) -> "Column[Any]":
+    """Return the column of a feature's table with the generation of a row's speaker.
+
+    Nothing that deletes a speaker has to know of these tables: ``ondelete`` is what
+    PostgreSQL does to the row then; see also `on_sqlite`.
+    """
+    of_speaker = ForeignKey(speaker.c.generation, ondelete=ondelete)
+    return Column("generation", BigInteger, of_speaker, **options)
+
+
+def on_sqlite(table: Table, change: str) -> None:
+    """Have SQLite, which enforces no foreign keys here, change a speaker's row as well.
+
+    ``change`` is ``DELETE FROM table`` or ``UPDATE table SET ...``.
+    """
+    trigger = (
+        f"CREATE TRIGGER {table.name}_follows AFTER DELETE ON speaker BEGIN "
+        f"{change} WHERE generation = OLD.generation; END"
+    )
+    event.listen(table, "after_create", DDL(trigger).execute_if(dialect="sqlite"))
 
 
 def stored_version(db: Connection) -> int:

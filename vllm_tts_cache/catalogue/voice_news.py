@@ -28,12 +28,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.of_speakers import generation, on_sqlite
 from vllm_tts_cache.catalogue.schema import (
     LOOKED_AT,
     TEXT,
     failed_encode,
+    generation,
     metadata,
+    on_sqlite,
     speaker,
     stored_file,
 )

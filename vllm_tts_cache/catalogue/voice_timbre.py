@@ -15,12 +15,13 @@ from sqlalchemy import (
 )
 
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.of_speakers import generation, on_sqlite
 from vllm_tts_cache.catalogue.schema import (
     LOOKED_AT,
     TEXT,
     done_request,
+    generation,
     metadata,
+    on_sqlite,
     speaker,
 )
 
