@@ -22,7 +22,7 @@ from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_PRECOMPUTED_AT_ONCE
-from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.reading import Copies
 from vllm_tts_cache.tenants import ALONE
 
 

@@ -18,8 +18,8 @@ from sqlalchemy import Connection
 from vllm_tts_cache.catalogue import objects, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import ObjectStoreError, StorageError
-from vllm_tts_cache.store.copies import Copies
 from vllm_tts_cache.store.directory import DirectoryOwner, Staged, TakenAwayError
+from vllm_tts_cache.store.reading import Copies
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket

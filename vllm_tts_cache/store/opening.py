@@ -14,13 +14,12 @@ from vllm_tts_cache.logs import logger
 from vllm_tts_cache.store import binding
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BucketOwner
-from vllm_tts_cache.store.copies import Copies
 from vllm_tts_cache.store.directory import (
     DirectoryOwner,
     DirectoryReader,
     StoreDirectory,
 )
-from vllm_tts_cache.store.reading import BucketReader
+from vllm_tts_cache.store.reading import BucketReader, Copies
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_import import import_stock_voices
 
