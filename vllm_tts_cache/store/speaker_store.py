@@ -49,8 +49,8 @@ from vllm_tts_cache.store.participants import (
     Participants,
 )
 from vllm_tts_cache.store.reading import BlobReader
+from vllm_tts_cache.store.recovery import Verification
 from vllm_tts_cache.store.registering import Registrations, remove_files
-from vllm_tts_cache.store.verification import Verification
 from vllm_tts_cache.store.writer import Writer, disk_budgets
 
 P = ParamSpec("P")
