@@ -6,6 +6,7 @@ public id, until a DELETE has reported its end or a day has passed since the req
 """
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Connection,
     Select,
     bindparam,
+    case,
     exists,
     func,
     literal,
@@ -26,12 +28,17 @@ from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.schema import (
     confirmation,
     deletion,
+    imported_file,
     is_postgres,
     now,
     participant,
 )
+from vllm_tts_cache.tenants import DEFAULT_TENANT
 
 KEPT_SECONDS = 24 * 3600.0
+# Prefix of the recorded name of a removed file of stock's; a hash follows.
+_REMOVED = "removed:"
+_FILE = imported_file.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +241,63 @@ def leave(db: Connection, participant_id: str) -> None:
 def participants(db: Connection) -> list[str]:
     """Return the ids of participants that have not left; some may be dead."""
     return list(db.execute(select(participant.c.id)).scalars())
+
+
+# --- Files of stock vLLM-Omni whose voices were imported: deletions remove them.
+
+
+def stock_name_hash(name_key: str) -> str:
+    """Return what a stock file's row has in the place of a deleted voice's name."""
+    return f"sha256:{name_hash(DEFAULT_TENANT, name_key)}"
+
+
+def has_stock_files(db: Connection, name_key: str) -> bool:
+    """Whether files of stock's hold a voice of this name that was not deleted."""
+    query = select(1).where(_FILE.name_key == name_key, _FILE.deleted_at.is_(None))
+    return db.execute(query.limit(1)).first() is not None
+
+
+def add_stock_files(db: Connection, name_key: str, deletion_id: int) -> None:
+    """Let a voice's deletion remove stock's files of it, and hash its name there.
+
+    The rows stay and say that it was deleted: a copy of such a file does not bring the
+    voice back.
+    """
+    requested_at, created_at = time.time(), _FILE.created_at
+    values = {
+        "name_key": stock_name_hash(name_key),
+        # Stock dates a voice up to some seconds ahead of the clock.
+        "deleted_at": case((created_at > requested_at, created_at), else_=requested_at),
+        "deletion_id": deletion_id,
+    }
+    is_present = _FILE.file_name.not_like(f"{_REMOVED}%")
+    names = _FILE.name_key.in_([name_key, stock_name_hash(name_key)])
+    db.execute(imported_file.update().where(names, is_present).values(**values))
+
+
+def rename_stock_files(db: Connection, old_name_key: str, name_key: str) -> None:
+    """Record a voice's new name for its files, so that they are deleted with it.
+
+    The import does not read them again: they have a row.
+    """
+    where = _FILE.name_key == old_name_key, _FILE.deleted_at.is_(None)
+    db.execute(imported_file.update().where(*where).values(name_key=name_key))
+
+
+def stock_files(db: Connection, deletion_id: int) -> list[tuple[str, int, int]]:
+    """Return name, mtime in ns and size of stock's files that a deletion removes."""
+    columns = select(_FILE.file_name, _FILE.mtime_ns, _FILE.size)
+    rows = db.execute(columns.where(_FILE.deletion_id == deletion_id))
+    return [(name, mtime_ns, size) for name, mtime_ns, size in rows]
+
+
+def stock_file_is_removed(db: Connection, file_name: str) -> None:
+    """Replace a removed file's name, which contains the voice's, by a hash."""
+    hashed = f"{_REMOVED}{hashlib.sha256(file_name.encode()).hexdigest()}"
+    db.execute(imported_file.delete().where(_FILE.file_name == hashed))
+    where = _FILE.file_name == file_name
+    values = {"file_name": hashed, "deletion_id": None}
+    db.execute(imported_file.update().where(where).values(**values))
 
 
 def _finish(db: Connection, deletion_id: int) -> None:

@@ -36,10 +36,9 @@ from vllm_tts_cache.catalogue.records import (
 from vllm_tts_cache.catalogue.schema import done_request
 from vllm_tts_cache.config import RegistrationPolicy, Settings
 from vllm_tts_cache.files import storage_errors, sync_directory
-from vllm_tts_cache.store import consents, stock_files
+from vllm_tts_cache.store import consents
 from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.consents import NewConsent
-from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.writer import Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits, Tenant
 
@@ -78,7 +77,7 @@ class Registrations:
         self.database = database
         self._writer = writer
         self._max_speakers = settings.max_uploaded
-        self._policy: RegistrationPolicy = settings.registration_policy
+        self.policy: RegistrationPolicy = settings.registration_policy
         self._needs_recording = settings.consent == "recording"
         self._delete_old_next = 0.0
 
@@ -128,7 +127,7 @@ class Registrations:
                 replaced = None
             if replaced is None:
                 self._check_room(db, new.tenant, limits)
-            elif self._policy == "immutable" and not _brings_back(db, new, replaced):
+            elif self.policy == "immutable" and not _brings_back(db, new, replaced):
                 raise errors.SpeakerExistsError(replaced.name)
             elif is_new:
                 raise errors.SpeakerExistsError(
@@ -144,7 +143,7 @@ class Registrations:
                 else:  # `store_audio` counts it once more
                     owners.disown(db, new.tenant, sha)
                 checked = dataclasses.replace(new, consent=kept.consent_id)
-            done = _replace(db, checked, replaced, self._consent_id(db, checked))
+            done = replace(db, checked, replaced, self._consent_id(db, checked))
             _record_done(db, new.idempotency_key, done.record.speaker_id)
             return done if is_same else _with_stock_files(db, done)
 
@@ -160,29 +159,6 @@ class Registrations:
             )
         except errors.AlreadyDoneError as exc:
             return self._done_before(exc, new.tenant)
-
-    def import_speaker(
-        self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
-    ) -> Deletion | None:
-        """Register a voice of stock's, and record its file as imported.
-
-        The limits do not apply: voices that stock kept must not be lost because they
-        are more than may be added now. Returns the deletion of the replaced voice, as
-        `register` does.
-
-        Raises: StockFileError: The voice was deleted since, or is registered.
-        """
-
-        def commit(db: Connection) -> Deletion | None:
-            stock_files.check(db, file, self._policy)
-            stock_files.remember(db, file)
-            replaced = speakers.find_named(db, new.tenant, new.name_key)
-            return _replace(db, new, replaced).deletion
-
-        owner = Tenant(name=new.tenant)
-        return self._writer.store_audio(
-            audio, Segment.REGISTERED, commit, owner=owner, is_bounded=False
-        )
 
     def change(
         self, name: str, changes: SpeakerChanges, tenant: str = DEFAULT_TENANT
@@ -209,7 +185,7 @@ class Registrations:
                 if (over := speakers.find(db, tenant, key)) and over.name_key == key:
                     self._delete(db, over)  # as `register` does
                 if tenant == DEFAULT_TENANT:
-                    stock_files.rename(db, before.name_key, after.name_key)
+                    deletions.rename_stock_files(db, before.name_key, after.name_key)
             speakers.change(db, after, columns)
             deletion = None
             if _spoken(after) != _spoken(before):
@@ -276,7 +252,7 @@ class Registrations:
             public_id=record.speaker_id,
         )
         if tenant == DEFAULT_TENANT:
-            stock_files.mark_deleted(db, name_key, deletion.id)
+            deletions.add_stock_files(db, name_key, deletion.id)
         return deletion
 
     def _delete_old_deletions(self, db: Connection) -> None:
@@ -332,12 +308,13 @@ def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:
     return found
 
 
-def _replace(
+def replace(
     db: Connection,
     new: NewSpeaker,
     replaced: SpeakerRecord | None,
     consent_id: str | None = None,
 ) -> Registered:
+    """Insert a speaker in the place of one; add the deletion that this needs."""
     record = speakers.replace(db, new, replaced, consent_id)
     deletion = None
     if replaced is not None:
@@ -379,10 +356,10 @@ def _with_stock_files(db: Connection, done: Registered) -> Registered:
     new = done.record
     if done.replaced is None or new.tenant != DEFAULT_TENANT:
         return done
-    if not stock_files.has_files(db, new.name_key):
+    if not deletions.has_stock_files(db, new.name_key):
         return done
     deletion = done.deletion or deletions.add(db, None, tenant=new.tenant)
-    stock_files.mark_deleted(db, new.name_key, deletion.id)
+    deletions.add_stock_files(db, new.name_key, deletion.id)
     return dataclasses.replace(done, deletion=deletion)
 
 
@@ -418,18 +395,18 @@ def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> No
                 stored_files.remove(db, sha)
                 stored.clear()
             blobs.discard(db, sha, stored, deletion.id)
-        imported = stock_files.to_remove(db, deletion.id)
+        imported = deletions.stock_files(db, deletion.id)
     blobs.finish_discard(sha, deletion.id)
-    for file in imported:
+    for name, mtime_ns, size in imported:
         # Errors name the directory: they are logged, and a file name has a voice's.
         with storage_errors(root), suppress(FileNotFoundError):
-            stat = (root / file.file_name).stat()
+            stat = (root / name).stat()
             # With another time or size it is a file that stock wrote since.
-            if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
-                (root / file.file_name).unlink()
+            if (stat.st_mtime_ns, stat.st_size) == (mtime_ns, size):
+                (root / name).unlink()
                 sync_directory(root)
     with database.write() as db:
-        for file in imported:
-            stock_files.delete_file_name(db, file.file_name)
+        for name, _, _ in imported:
+            deletions.stock_file_is_removed(db, name)
         deletions.files_are_removed(db, deletion.id)
     database.backend.wipe_log()
