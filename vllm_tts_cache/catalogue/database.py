@@ -46,6 +46,8 @@ class Backend(Protocol):
     """Connections to one database, and the meaning of their errors.
 
     Attributes:
+        has_leases: Whether several machines may reach it, so that leases, and not file
+            locks, show which participants are alive.
         where: The database's name in messages and logs; never with a password.
         reading: Autocommit: each statement sees all that is committed by then.
         writing: Transactions, one at a time in all processes: what one has read still
@@ -55,8 +57,6 @@ class Backend(Protocol):
         snapshots: Transactions whose statements all see the state of one moment.
         renewing: As ``reading``, on a connection that only renewals of leases use.
         quick: As ``reading``, with a short timeout and autocommit in the driver.
-        has_leases: Whether several machines may reach it, so that leases, and not file
-            locks, show which participants are alive.
     """
 
     has_leases: bool
@@ -145,7 +145,6 @@ class Database:
             succeeds. After an error nothing was changed.
         write_long: As ``write``, for statements over all rows; other writers wait or
             fail.
-        where: The database's name in messages and logs; never with a password.
         kept: Idle connections to a file, of `first_at_once`.
         num_cut_off: Write transactions that were cut off, so that it is unknown whether
             they were committed: files that one placed may have stayed.
@@ -220,13 +219,13 @@ class Database:
         query = select(schema.secret.c.key)
         with self.read() as db:
             key: bytes | None = db.execute(query).scalar()
-        if key is None:
-            with self.write() as db:
-                key = db.execute(query).scalar()
-                if key is None:
-                    key = secrets.token_bytes(32)
-                    db.execute(schema.secret.insert().values(number=1, key=key))
-        return key
+        if key is not None:
+            return key
+        with self.write() as db:
+            if (key := db.execute(query).scalar()) is None:
+                key = secrets.token_bytes(32)
+                db.execute(schema.secret.insert().values(number=1, key=key))
+            return key
 
     def _check_version(self, version: int) -> None:
         if version != schema.VERSION:

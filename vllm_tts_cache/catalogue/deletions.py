@@ -76,11 +76,12 @@ class DeletionProgress:
         return self.files_removed and self.waiting_for == 0
 
 
-def name_hash(tenant: str, name_key: str) -> str:
+def _name_hash(tenant: str, name_key: str) -> str:
     """Return the hex SHA-256 that is kept of a deleted voice's name."""
     return hashlib.sha256(f"{tenant}\0{name_key}".encode()).hexdigest()
 
 
+_ASKED = ["participant_id", "deletion_id"]
 _COLUMNS = deletion.c.id, deletion.c.audio_sha256, deletion.c.public_id
 # All confirmations count: participants without a lease confirm on their return.
 _IS_OVER = (
@@ -105,18 +106,18 @@ def add(
     audio_sha256: str | None,
     *,
     tenant: str,
-    hashed: str | None = None,
+    name_key: str | None = None,
     public_id: str | None = None,
 ) -> Deletion:
     """Insert a deletion, which every participant has to confirm.
 
     Without an audio no participant has to, except on PostgreSQL: while that is down,
     API servers answer requests by the last row that they read. A repeated DELETE finds
-    the row by ``hashed``, the name's hash, or ``public_id``, and not if both are None.
+    the row by ``name_key`` or ``public_id``, and not if both are None.
     """
     row = {
         "audio_sha256": audio_sha256,
-        "name_hash": hashed,
+        "name_hash": None if name_key is None else _name_hash(tenant, name_key),
         "public_id": public_id,
         "tenant": tenant,
         "requested_at": now(db),
@@ -125,12 +126,8 @@ def add(
     insert = deletion.insert().values(**row).returning(deletion.c.id)
     number: int = db.execute(insert).scalar_one()
     if audio_sha256 is not None or is_postgres(db):
-        asked = [
-            {"deletion_id": number, "participant_id": id_}
-            for id_ in db.execute(select(participant.c.id)).scalars()
-        ]
-        if asked:
-            db.execute(confirmation.insert(), asked)
+        asked = select(participant.c.id, literal(number))
+        db.execute(confirmation.insert().from_select(_ASKED, asked))
     return Deletion(id=number, audio_sha256=audio_sha256, public_id=public_id)
 
 
@@ -174,12 +171,9 @@ def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
 
 def confirm(db: Connection, deletion_id: int, participant_id: str) -> None:
     """Record that a participant has deleted the audio from memory."""
-    db.execute(
-        confirmation.delete().where(
-            confirmation.c.deletion_id == deletion_id,
-            confirmation.c.participant_id == participant_id,
-        )
-    )
+    is_it = confirmation.c.deletion_id == deletion_id
+    is_its = confirmation.c.participant_id == participant_id
+    db.execute(confirmation.delete().where(is_it, is_its))
     _finish(db, deletion_id)
 
 
@@ -192,12 +186,10 @@ def files_are_removed(db: Connection, deletion_id: int) -> None:
 
 def acknowledge(db: Connection, deletion_id: int) -> None:
     """Delete the row of a deletion, if it is finished."""
-    found = get(db, deletion_id)
-    if found is None or not found.is_finished:
-        return
-    where = deletion.c.id == deletion_id
-    db.execute(deletion.update().where(where).values(name_hash=None, public_id=None))
-    _finish(db, deletion_id)
+    if (found := get(db, deletion_id)) is not None and found.is_finished:
+        change = deletion.update().where(deletion.c.id == deletion_id)
+        db.execute(change.values(name_hash=None, public_id=None))
+        _finish(db, deletion_id)
 
 
 def delete_old(db: Connection) -> None:
@@ -224,8 +216,7 @@ def ask_of_unfinished(db: Connection, participant_id: str) -> None:
     """
     has_files = (deletion.c.files_removed == 0) & deletion.c.audio_sha256.is_not(None)
     asked = select(literal(participant_id), deletion.c.id).where(has_files)
-    columns = [confirmation.c.participant_id, confirmation.c.deletion_id]
-    db.execute(confirmation.insert().from_select(columns, asked))
+    db.execute(confirmation.insert().from_select(_ASKED, asked))
 
 
 def leave(db: Connection, participant_id: str) -> None:
@@ -248,7 +239,7 @@ def participants(db: Connection) -> list[str]:
 
 def stock_name_hash(name_key: str) -> str:
     """Return what a stock file's row has in the place of a deleted voice's name."""
-    return f"sha256:{name_hash(DEFAULT_TENANT, name_key)}"
+    return f"sha256:{_name_hash(DEFAULT_TENANT, name_key)}"
 
 
 def has_stock_files(db: Connection, name_key: str) -> bool:
@@ -316,7 +307,7 @@ def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
 
 
 def _is_of(tenant: str, name: str) -> "ColumnElement[bool]":
-    by_name = deletion.c.name_hash == name_hash(tenant, fold(name))
+    by_name = deletion.c.name_hash == _name_hash(tenant, fold(name))
     is_tenants = deletion.c.tenant == tenant
     return by_name | ((deletion.c.public_id == name.strip()) & is_tenants)
 
@@ -331,7 +322,7 @@ def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProg
         DeletionProgress(
             deletion=Deletion(id=number, audio_sha256=sha, public_id=public_id),
             files_removed=bool(files_removed),
-            waiting_for=num_waiting_for,
+            waiting_for=waiting_for,
         )
-        for number, sha, public_id, files_removed, num_waiting_for in rows
+        for number, sha, public_id, files_removed, waiting_for in rows
     ]

@@ -68,11 +68,10 @@ _STARTED_AT: "ColumnElement[float]" = cast(
     func.date_part(literal_column("'epoch'"), func.pg_postmaster_start_time()), Float
 )
 
-_IS_ASKED = (
-    exists()
-    .where(confirmation.c.deletion_id == deletion.c.id)
-    .where(confirmation.c.participant_id == bindparam("participant"))
-    .where(deletion.c.files_removed == 1)
+_IS_ASKED = exists().where(
+    confirmation.c.deletion_id == deletion.c.id,
+    confirmation.c.participant_id == bindparam("participant"),
+    deletion.c.files_removed == 1,
 )
 _STANDING: Any = select(  # more columns than its type can express
     lease.c.until - _ASKED_AT,
@@ -89,7 +88,7 @@ _STANDING: Any = select(  # more columns than its type can express
 TURN_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A participant's lease, and what there is to do for it.
 
@@ -111,11 +110,8 @@ class Standing:
 
 def take(db: Connection, participant_id: str, seconds: float) -> None:
     """Insert a participant's lease, which lasts ``seconds`` from each renewal."""
-    db.execute(
-        lease.insert().values(
-            participant_id=participant_id, until=NOW + seconds, seconds=seconds
-        )
-    )
+    row = {"participant_id": participant_id, "seconds": seconds}
+    db.execute(lease.insert().values(**row, until=NOW + seconds))
     _go_on(db)
 
 
@@ -123,10 +119,10 @@ def renew(db: Connection, participant_id: str) -> bool:
     """Renew a participant's lease; False if the lease has been deleted."""
     where = lease.c.participant_id == participant_id
     renewed = lease.update().where(where).values(until=NOW + lease.c.seconds)
-    is_known = db.execute(renewed).rowcount == 1
-    if is_known:
-        _go_on(db)
-    return is_known
+    if db.execute(renewed).rowcount == 0:
+        return False
+    _go_on(db)
+    return True
 
 
 def is_known(db: Connection, participant_id: str) -> bool:
@@ -160,14 +156,9 @@ def standing(db: Database, participant_id: str) -> Standing | None:
         return None
     left, seconds, is_asked, has_files_left, has_expired, now, epoch = row
     db.set_now(now)
-    return Standing(
-        # More is left of a lease that was taken before the clock was set back.
-        seconds=min(left, seconds),
-        is_asked=is_asked,
-        has_files_left=has_files_left,
-        has_expired=has_expired,
-        epoch=epoch,
-    )
+    # More is left of a lease that was taken before the clock was set back.
+    left = min(left, seconds)
+    return Standing(left, is_asked, has_files_left, has_expired, epoch)
 
 
 def end(db: Connection, participant_id: str) -> None:
@@ -192,12 +183,8 @@ def _go_on(db: Connection) -> None:
     new, known = row.excluded, renewals.c
     is_gap = func.abs(new.last_at - known.last_at) > GAP_SECONDS
     began_at = case((is_gap, new.last_at), else_=known.began_at)
-    db.execute(
-        row.on_conflict_do_update(
-            index_elements=[known.number],
-            set_={"began_at": began_at, "last_at": new.last_at},
-        )
-    )
+    again = {"began_at": began_at, "last_at": new.last_at}
+    db.execute(row.on_conflict_do_update(index_elements=[known.number], set_=again))
 
 
 def _has_gone_on(seconds: "float | ColumnElement[float]") -> "ColumnElement[bool]":

@@ -17,9 +17,6 @@ _MAX_COMPOSED_CHARS = 2048
 
 _composed = partial(unicodedata.normalize, "NFC")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-# A name is one segment of a URL: a proxy may take these apart, escaped or not.
-_SEPARATORS = ("/", "\\")
-_DOT_SEGMENTS = (".", "..")
 # Control characters and line or paragraph separators forge lines in logs.
 _FORGING = ("Cc", "Zl", "Zp")
 # What OpenAI clients send when their user has chosen no voice: all of them would get a
@@ -103,14 +100,13 @@ def clean_new(name: str) -> str:
         ``default``, has the form of an id, or holds invisible characters.
     """
     name = clean(name)
-    if fold(name) == PLACEHOLDER:
-        reason = (
-            f"{name!r} is what OpenAI clients send for no voice at all; choose another"
-        )
-        raise InvalidSpeakerError("name", reason)
-    if is_voice_id(fold(name)) or is_consent_id(fold(name)):
-        reason = f"{name!r} has the form of an id; choose another"
-        raise InvalidSpeakerError("name", reason)
+    reason = None
+    if (folded := fold(name)) == PLACEHOLDER:
+        reason = f"{name!r} is what OpenAI clients send for no voice at all"
+    elif is_voice_id(folded) or is_consent_id(folded):
+        reason = f"{name!r} has the form of an id"
+    if reason is not None:
+        raise InvalidSpeakerError("name", f"{reason}; choose another")
     if (unseen := _first_unseen(name)) is not None:
         character = f"the invisible character U+{ord(unseen):04X}"
         raise InvalidSpeakerError("name", f"it contains {character}; leave it out")
@@ -147,7 +143,8 @@ def _why_invalid(name: str) -> str | None:
         return f"it has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed"
     if not is_storable(name):
         return "it contains an unpaired surrogate or NUL, which are no characters"
-    if name in _DOT_SEGMENTS or any(separator in name for separator in _SEPARATORS):
+    # A name is one segment of a URL: a proxy may take these apart, escaped or not.
+    if name in (".", "..") or {"/", "\\"} & set(name):
         return "'/', '\\', '.' and '..' have a meaning in URLs; leave them out"
     categories = [unicodedata.category(character) for character in name]
     if any(category in _FORGING for category in categories):

@@ -21,7 +21,6 @@ MAKING_SECONDS = 3600.0
 OVERDUE_SECONDS = 300.0
 # An upload that the bucket did not acknowledge arrives within so long, or never.
 LATE_SECONDS = 120.0
-_NUM_BYTES = 16
 NAME = re.compile(rf"{FOLDER}/([0-9a-f]{{2}})/\1[0-9a-f]{{62}}/[0-9a-f]{{32}}")
 
 _NAMES = select(loose_object.c.object_name)
@@ -36,7 +35,7 @@ _HAS_FILE = exists().where(
 def new_name(audio_sha256: str) -> str:
     """Return a name that no object has or had."""
     folder = f"{FOLDER}/{audio_sha256[:2]}/{audio_sha256}"
-    return f"{folder}/{secrets.token_hex(_NUM_BYTES)}"
+    return f"{folder}/{secrets.token_hex(16)}"
 
 
 def announce(db: Connection, object_name: str, audio_sha256: str) -> None:

@@ -16,7 +16,6 @@ _COLUMNS = speaker.c.audio_sha256, consent.c.audio_sha256
 
 _NAMES = "num_voices", "num_consents", "audio_bytes"
 _COUNTS = tuple(tenant_usage.c[name] for name in _NAMES)
-_EMPTY = ("DELETE FROM tenant_usage", "DELETE FROM tenant_audio")
 # The sums of PostgreSQL are decimal numbers.
 _SUMS = """SELECT t.tenant,
     (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant),
@@ -25,7 +24,9 @@ _SUMS = """SELECT t.tenant,
         WHERE a.tenant = t.tenant) AS BIGINT)
     FROM (SELECT tenant FROM speaker UNION SELECT tenant FROM consent
         UNION SELECT tenant FROM tenant_audio) t"""
-_FILL = (
+_RECOUNT = (
+    "DELETE FROM tenant_usage",
+    "DELETE FROM tenant_audio",
     """INSERT INTO tenant_audio (tenant, audio_sha256, num_owners, num_bytes)
     SELECT o.tenant, o.audio_sha256, COUNT(*), COALESCE(MAX(f.num_bytes), 0)
     FROM (SELECT tenant, audio_sha256 FROM speaker WHERE audio_sha256 IS NOT NULL
@@ -55,8 +56,7 @@ _ADD_OWNERS = (
 _OWNED = select(tenant_audio.c.num_owners, tenant_audio.c.num_bytes).where(_IS_OF)
 _INSERT, _DELETE = tenant_audio.insert(), tenant_audio.delete().where(_IS_OF)
 
-# Differences that a query lists at most.
-_MAX_NAMED = 10
+_MAX_NAMED = 10  # differences that a query lists at most
 
 
 def is_owned(db: Connection, audio_sha256: str) -> bool:
@@ -152,10 +152,9 @@ def problems(db: Connection) -> list[str]:
     kept = of_all(db)
     counted = {tenant: _usage(sums) for tenant, *sums in db.execute(text(_SUMS))}
     found = [
-        f"usage of tenant {tenant}: {kept.get(tenant)}, the rows say "
-        f"{counted.get(tenant)}"
-        for tenant in sorted(kept.keys() | counted.keys())
-        if kept.get(tenant, TenantUsage()) != counted.get(tenant, TenantUsage())
+        f"usage of tenant {name}: {kept.get(name)}, the rows say {counted.get(name)}"
+        for name in sorted(kept.keys() | counted.keys())
+        if kept.get(name, TenantUsage()) != counted.get(name, TenantUsage())
     ]
     return found + [
         f"audio {sha}: the number of owners of tenant {tenant} differs from the rows"
@@ -165,7 +164,7 @@ def problems(db: Connection) -> list[str]:
 
 def recount(db: Connection) -> None:
     """Rebuild the usage tables from the rows."""
-    for statement in (*_EMPTY, *_FILL):
+    for statement in _RECOUNT:
         db.execute(text(statement))
 
 

@@ -58,9 +58,8 @@ class Page:
         labels = (("label", text) for pair in self.labels.items() for text in pair)
         for name, text in (*texts, *labels):
             if not is_storable(text):
-                raise InvalidSpeakerError(
-                    name, "it contains an unpaired surrogate or NUL"
-                )
+                reason = "it contains an unpaired surrogate or NUL"
+                raise InvalidSpeakerError(name, reason)
             if is_too_long(text):
                 reason = f"at most {MAX_LOOKED_UP_CHARS} characters are allowed"
                 raise InvalidSpeakerError(name, reason)
@@ -100,11 +99,10 @@ def fit(records: Sequence[SpeakerRecord]) -> bool:
 
 def _bytes_in_answer(record: SpeakerRecord) -> int:
     """Estimate how many bytes a record takes in an answer."""
-    texts = record.name, record.consent, record.ref_text, record.description
-    more = record.labels_json, record.extras_json, record.name, record.name
+    texts = record.consent, record.ref_text, record.description
+    texts += record.labels_json, record.extras_json, *3 * (record.name,)
     # An answer is UTF-8: a character takes up to four bytes.
-    sizes = (len(text.encode()) for text in (*texts, *more) if text)
-    return _RECORD_BYTES + sum(sizes)
+    return _RECORD_BYTES + sum(len(text.encode()) for text in texts if text)
 
 
 def names(db: Connection, page: Page) -> list[str]:
@@ -139,16 +137,15 @@ def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
     if part := fold(page.search):
         position = func.strpos if schema.is_postgres(db) else func.instr
         query = query.where(position(speaker.c.search_text, part) > 0)
-    age = row.created_at, speaker.c.speaker_id
     if page.after:
         query = query.where(_behind(db, page, row))
-    if page.sort == "name":
-        query = query.order_by(row.name_key)
-    elif page.sort == "newest":
-        query = query.order_by(*(column.desc() for column in age))
-    else:
-        query = query.order_by(*age)
-    return query.limit(page.limit)
+    age = row.created_at, speaker.c.speaker_id
+    order = {
+        "name": (row.name_key,),
+        "newest": [column.desc() for column in age],
+        "oldest": age,
+    }
+    return query.order_by(*order[page.sort]).limit(page.limit)
 
 
 def _of_tenant(query: Select[Any], page: Page) -> tuple[Select[Any], Any]:

@@ -123,9 +123,8 @@ class PostgresServer:
         self.writing = beginning(writing, _TAKE_TURN)
         patient = self._patient.execution_options(**committed)
         self.writing_long = beginning(patient, _WAIT_LONG, _TAKE_TURN)
-        self.snapshots: Engine = self._patient.execution_options(
-            isolation_level="REPEATABLE READ"
-        )
+        repeatable = {"isolation_level": "REPEATABLE READ"}
+        self.snapshots: Engine = self._patient.execution_options(**repeatable)
 
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
@@ -213,10 +212,9 @@ class PostgresServer:
             if time.monotonic() < self._down_until:
                 raise psycopg.OperationalError(self._why_down)
         try:
+            options = _options(self._url, statement_seconds)
             connection = _PatientConnection.connect(
-                self._url,
-                autocommit=autocommit,
-                **_options(self._url, statement_seconds),
+                self._url, autocommit=autocommit, **options
             )
             connection.patience_seconds = float(statement_seconds + _GRACE_SECONDS)
             return connection

@@ -32,14 +32,12 @@ _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # The first moment of the year 10000, which no date has room for.
 _END_OF_TIME = 253_402_300_800.0
 
-
 # What else may be kept with a voice: each function returns what is kept of a value, or
 # raises InvalidSpeakerError.
 EXTRAS: dict[str, Callable[[Any], Any]] = {
     "aliases": aliases.checked,
     "settings": voice_settings.checked,
 }
-
 
 # A list of voices holds these texts, and each request pays for a transcript's length:
 # 2,000 characters are two minutes of speech, and no clip is longer than 30 s. By
@@ -58,7 +56,7 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tenant: Whose speaker it is; a name is unique within its tenant.
-        name: As it was given; ``name_key`` is the folded form that is compared.
+        name_key: The folded form of the name, which is compared.
         generation: Grows with every registration, whatever the name, and is never
             used again, deleted or not.
         audio_sha256: Content address of the reference audio; None for a speaker
@@ -68,15 +66,14 @@ class SpeakerRecord(msgspec.Struct, frozen=True, kw_only=True):
         ref_text: What is said in the reference audio.
         embedding_dim: Values of the registered embedding; None with audio.
         file_size: Bytes of the uploaded file.
-        created_at: When it was registered, in Unix seconds.
+        created_at: Unix seconds, as all times.
         speaker_id: Its public id, which renaming and registering anew do not change.
         consent_id: The consent recording that it stands on, if ``consent`` names one.
         language: BCP 47 tag.
-        labels_json: The labels, as JSON; parsed where they are shown.
-        expires_at: When it is deleted, in Unix seconds; None for never.
+        expires_at: When it is deleted; None for never.
         updated_at: When it was last changed; None if it never was.
-        clip_starts_json: Where its clips begin, as JSON; None for one clip.
-        extras_json: What else is kept with it, see ``EXTRAS``, as JSON.
+        clip_starts_json: Where its clips begin; None for one clip.
+        extras_json: What else is kept with it, see ``EXTRAS``.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -149,7 +146,6 @@ class Identity(NamedTuple):
     """A voice's or consent recording's id and times, which an import keeps.
 
     Attributes:
-        public_id: Its id.
         created_at: When it was first registered, in Unix seconds.
         updated_at: When it was last changed; None if it never was.
     """
@@ -165,10 +161,7 @@ class IdempotencyKey:
 
     The transaction that does the request records the key: a server that gets it again
     does not repeat the request, even if the first one was killed before it answered.
-
-    Attributes:
-        key_hash: Of tenant and key.
-        request_hash: Of tenant, key and all that is asked for.
+    ``request_hash`` is of tenant, key and all that is asked for.
     """
 
     key_hash: str
@@ -197,7 +190,7 @@ class NewSpeaker:
         clip_starts: Where the clips of its audio begin; of several, ``ref_text`` has
             a line for each.
         embedding: Finite values, kept as float32; at most ``MAX_EMBEDDING_DIM``.
-        created_at: Unix seconds; None for the time of registration.
+        created_at: None for the time of registration.
         identity: Id and times to keep instead of new ones; used only if it replaces
             no voice and no voice of any tenant has the id.
         taken_over: Whether it is imported from stock vLLM-Omni, which accepted it: it
@@ -206,8 +199,6 @@ class NewSpeaker:
         extras: Values of ``EXTRAS``; those that are left out stay those of the voice
             that is replaced.
         precompute: Whether its encodings are made before a request needs them.
-        idempotency_key: Of the request, if its client sent one.
-        name_key: The folded name.
         (The others are those of `SpeakerRecord`.)
 
     Raises: InvalidSpeakerError: A field cannot be registered.
@@ -347,11 +338,8 @@ def transcript_of_clips(ref_text: str | None, num_clips: int) -> str | None:
     if not lines:
         return None
     num_lines = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
-    reason = (
-        f"it has {num_lines}, and the voice {num_clips} clips; "
-        "write one line for each clip, in their order"
-    )
-    raise InvalidSpeakerError("ref_text", reason)
+    reason = f"it has {num_lines}, and the voice {num_clips} clips; write one line"
+    raise InvalidSpeakerError("ref_text", f"{reason} for each clip, in their order")
 
 
 def joined_transcript(ref_texts: Sequence[str], num_clips: int) -> str | None:
@@ -435,9 +423,8 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 class SpeakerChanges:
     """New values for some fields of a speaker; the others stay.
 
-    Attributes:
-        given: ``name``, ``description``, ``language``, ``labels``, ``ref_text``,
-            ``expires_at``, and those of ``EXTRAS`` -> the new value, None to remove it.
+    ``given`` is the new value, None to remove it, by ``name``, ``description``,
+    ``language``, ``labels``, ``ref_text``, ``expires_at``, and those of ``EXTRAS``.
 
     Raises: InvalidSpeakerError: No value is given, or one is not allowed.
     """

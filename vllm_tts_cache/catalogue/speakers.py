@@ -49,21 +49,17 @@ _NOT_A_COLUMN = ("labels", "extras", "clip_starts", "identity", "idempotency_key
 _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN)
 
 # The length does not read the embedding.
-_embedding_dim = func.length(speaker.c.embedding, type_=Integer) // literal_column(
-    "4", Integer
-)
+_num_bytes = func.length(speaker.c.embedding, type_=Integer)
+_embedding_dim = _num_bytes // literal_column("4", Integer)
 # Whole records; see `of_row`.
 _COLUMNS = [
     _embedding_dim if field == "embedding_dim" else speaker.c[field]
     for field in _FIELDS
 ]
 RECORDS = select(*_COLUMNS)
-_IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
-    speaker.c.name_key == bindparam("name_key")
-)
-_HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
-    speaker.c.speaker_id == bindparam("speaker_id")
-)
+_IS_TENANTS = speaker.c.tenant == bindparam("tenant")
+_IS_NAMED = _IS_TENANTS & (speaker.c.name_key == bindparam("name_key"))
+_HAS_ID = _IS_TENANTS & (speaker.c.speaker_id == bindparam("speaker_id"))
 _SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
 _artifacts = (
@@ -72,17 +68,12 @@ _artifacts = (
     .scalar_subquery()
 )
 _INSERT = speaker.insert().returning(*_COLUMNS)
-_EXPIRED = (
-    select(speaker.c.generation)
-    .where(speaker.c.expires_at <= bindparam("now"))
-    .limit(1)
-)
+_HAS_EXPIRED = speaker.c.expires_at <= bindparam("now")
+_EXPIRED = select(speaker.c.generation).where(_HAS_EXPIRED).limit(1)
 _IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID, "alias_key": aliases.HAS_ALIAS}
 _BY = {column: RECORDS.where(where) for column, where in _IS.items()}
 _CALLED = RECORDS.where(_IS_NAMED | aliases.HAS_ALIAS)
-_WITH_ARTIFACTS = {
-    column: query.add_columns(_artifacts) for column, query in _BY.items()
-}
+_WITH_ARTIFACTS = {name: query.add_columns(_artifacts) for name, query in _BY.items()}
 
 
 def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
@@ -193,9 +184,8 @@ def delete(db: Connection, record: SpeakerRecord) -> None:
 
 def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
     """Return expired speakers, those with the earliest end first."""
-    query = RECORDS.where(speaker.c.expires_at <= now)
-    rows = db.execute(query.order_by(speaker.c.expires_at).limit(limit))
-    return [of_row(row) for row in rows]
+    query = RECORDS.where(_HAS_EXPIRED).order_by(speaker.c.expires_at).limit(limit)
+    return [of_row(row) for row in db.execute(query, {"now": now})]
 
 
 def expired_names(db: Connection) -> list[str]:
@@ -203,9 +193,9 @@ def expired_names(db: Connection) -> list[str]:
 
     Reads no records.
     """
-    query = select(speaker.c.name).where(speaker.c.expires_at <= schema.now(db))
+    query = select(speaker.c.name).where(_HAS_EXPIRED)
     query = query.order_by(speaker.c.expires_at).limit(_MAX_NAMED)
-    return list(db.execute(query).scalars())
+    return list(db.execute(query, {"now": schema.now(db)}).scalars())
 
 
 def have_expired(db: Connection) -> bool:
@@ -218,13 +208,10 @@ def unencoded(
 ) -> list[SpeakerRecord]:
     """Return speakers to precompute for which not all encodings are stored.
 
-    Args:
-        db: A connection.
-        fingerprints: Of the encoders that may be needed; a speaker that needs fewer is
-            returned as well.
-        after: The generation behind which to begin; the lowest ones come first.
-        limit: How many to return at most; fewer need not be the last. A failed encode
-            that is not worth another try yet leaves its speaker out.
+    A speaker that needs fewer than the encoders with these fingerprints is returned as
+    well. A failed encode that is not worth another try yet leaves its speaker out.
+    Those behind the generation ``after`` come first; fewer than ``limit`` need not be
+    the last.
     """
     has = stored_file.c.audio_sha256 == speaker.c.audio_sha256
     of_these = stored_file.c.artifact.in_(fingerprints)
@@ -306,7 +293,7 @@ def problems(db: Connection) -> list[str]:
         for generation, name, name_key in db.execute(query)
         if name_key != fold(name)
     ]
-    return [*found, *aliases.problems(db)]
+    return found + aliases.problems(db)
 
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
@@ -317,16 +304,9 @@ def of_row(row: Sequence[Any]) -> SpeakerRecord:
 def _label(db: Connection, record: SpeakerRecord) -> None:
     number = record.generation
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
-    rows = [
-        {
-            "generation": number,
-            "label_key": fold(key),
-            "label_value": fold(value),
-            "tenant": record.tenant,
-            "name_key": record.name_key,
-            "created_at": record.created_at,
-        }
-        for key, value in record.labels.items()
-    ]
+    repeated = "generation", "tenant", "name_key", "created_at"
+    row = {name: getattr(record, name) for name in repeated}
+    pairs = record.labels.items()
+    rows = [row | {"label_key": fold(k), "label_value": fold(v)} for k, v in pairs]
     if rows:
         db.execute(speaker_label.insert(), rows)

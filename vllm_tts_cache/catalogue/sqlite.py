@@ -122,11 +122,11 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     code = None if extended is None else extended & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return StorageFullError()
-    # SQLite reports an I/O error if there is no space for the index of its log.
-    if code == sqlite3.SQLITE_IOERR:
-        with suppress(OSError):
-            if free_bytes(path.parent) < _SHARED_MEMORY_BYTES:
-                return StorageFullError()
+    with suppress(OSError):
+        # SQLite reports an I/O error if there is no space for the index of its log.
+        is_io = code == sqlite3.SQLITE_IOERR
+        if is_io and free_bytes(path.parent) < _SHARED_MEMORY_BYTES:
+            return StorageFullError()
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""

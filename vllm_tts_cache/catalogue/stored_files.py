@@ -71,10 +71,10 @@ class FailedEncode(NamedTuple):
     next_try: float
 
 
-_IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
-    stored_file.c.artifact == bindparam("of_artifact")
-)
-_ROWS = select(*(stored_file.c[field.name] for field in fields(StoredFile)))
+_ROW = stored_file.c
+_IS_OF_AUDIO = _ROW.audio_sha256 == bindparam("of_sha")
+_IS_ROW = _IS_OF_AUDIO & (_ROW.artifact == bindparam("of_artifact"))
+_ROWS = select(*(_ROW[field.name] for field in fields(StoredFile)))
 _IS_SUM = (usage.c.segment == bindparam("of_segment")) & (
     usage.c.is_audio == bindparam("of_audio")
 )
@@ -93,9 +93,7 @@ _NEXT_USE = case((_AFTER_NEWEST > _NOW_USED, _AFTER_NEWEST), else_=_NOW_USED)
 # What each registration runs is built once: SQLAlchemy takes longer to build one
 # of these statements than SQLite takes to run it.
 _FIND = _ROWS.where(_IS_ROW)
-_OF_AUDIO = _ROWS.where(stored_file.c.audio_sha256 == bindparam("of_sha")).order_by(
-    stored_file.c.id
-)
+_OF_AUDIO = _ROWS.where(_IS_OF_AUDIO).order_by(_ROW.id)
 _INSERT = stored_file.insert().values(used_at=_NEXT_USE)
 _DELETE = stored_file.delete().where(_IS_ROW)
 _DELETE_FAILURES = failed_encode.delete().where(
@@ -115,9 +113,9 @@ _ADD = (
     .returning(usage.c.num_bytes)
 )
 _SINCE = (
-    select(stored_file.c.id, stored_file.c.audio_sha256, stored_file.c.artifact)
-    .where(stored_file.c.id > bindparam("after"))
-    .order_by(stored_file.c.id.desc())
+    select(_ROW.id, _ROW.audio_sha256, _ROW.artifact)
+    .where(_ROW.id > bindparam("after"))
+    .order_by(_ROW.id.desc())
     .limit(bindparam("most"))
 )
 
@@ -137,31 +135,24 @@ def of_audio(db: Connection, audio_sha256: str) -> list[StoredFile]:
 
 def between(db: Connection, first: str, last: str) -> list[StoredFile]:
     """Return rows whose address is at least ``first`` and less than ``last``."""
-    sha = stored_file.c.audio_sha256
-    query = _ROWS.where(sha >= first, sha < last)
-    return [_file(row) for row in db.execute(query).mappings()]
+    sha = _ROW.audio_sha256
+    rows = db.execute(_ROWS.where(sha >= first, sha < last))
+    return [_file(row) for row in rows.mappings()]
 
 
 def unowned(db: Connection, first: str, last: str) -> set[str]:
     """Return addresses in that range that count as registered and have no owner."""
-    sha = stored_file.c.audio_sha256
-    query = (
-        select(sha)
-        .distinct()
-        .where(
-            sha >= first,
-            sha < last,
-            stored_file.c.segment == Segment.REGISTERED.value,
-            ~exists().where(speaker.c.audio_sha256 == sha),
-            ~exists().where(consent.c.audio_sha256 == sha),
-        )
-    )
+    sha = _ROW.audio_sha256
+    is_registered = _ROW.segment == Segment.REGISTERED.value
+    query = select(sha).distinct().where(sha >= first, sha < last, is_registered)
+    for owner in (speaker, consent):
+        query = query.where(~exists().where(owner.c.audio_sha256 == sha))
     return set(db.execute(query).scalars())
 
 
 def prefixes(db: Connection) -> set[str]:
     """Return the first two digits of all addresses; reads an index once through."""
-    query = select(func.substr(stored_file.c.audio_sha256, 1, 2)).distinct()
+    query = select(func.substr(_ROW.audio_sha256, 1, 2)).distinct()
     return set(db.execute(query).scalars())
 
 
@@ -170,10 +161,9 @@ def artifacts(
 ) -> dict[str, frozenset[str]]:
     """Return what each audio has: ``AUDIO``, encoders' fingerprints."""
     found = dict.fromkeys(audio_sha256s, frozenset[str]())
-    columns = select(stored_file.c.audio_sha256, stored_file.c.artifact)
+    columns = select(_ROW.audio_sha256, _ROW.artifact)
     for some in slices(list(found)):
-        query = columns.where(stored_file.c.audio_sha256.in_(some))
-        for sha, artifact in db.execute(query):
+        for sha, artifact in db.execute(columns.where(_ROW.audio_sha256.in_(some))):
             found[sha] |= {artifact}
     return found
 
@@ -289,21 +279,16 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
 def touch(db: Connection, audio_sha256s: Iterable[str]) -> None:
     """Set the last use of these audios and their encodings to now."""
     now_used = time.time_ns() // 1000
+    of_kind = (
+        _ROW.segment == bindparam("of_segment"),
+        _ROW.is_audio == bindparam("of_audio"),
+    )
+    use = stored_file.update().where(*of_kind).values(used_at=_NEXT_USE)
     for some in slices(sorted(set(audio_sha256s))):
         for segment, is_audio in product(Segment, (0, 1)):
-            where = (
-                stored_file.c.audio_sha256.in_(some),
-                stored_file.c.segment == bindparam("of_segment"),
-                stored_file.c.is_audio == bindparam("of_audio"),
-            )
-            db.execute(
-                stored_file.update().where(*where).values(used_at=_NEXT_USE),
-                {
-                    "of_segment": segment.value,
-                    "of_audio": is_audio,
-                    "now_used": now_used,
-                },
-            )
+            kind = {"of_segment": segment.value, "of_audio": is_audio}
+            used = use.where(_ROW.audio_sha256.in_(some))
+            db.execute(used, kind | {"now_used": now_used})
 
 
 def used(db: Connection, segment: Segment, *, is_audio: bool) -> Usage:
@@ -317,14 +302,8 @@ def oldest(
     db: Connection, segment: Segment, is_audio: bool, *, limit: int
 ) -> list[StoredFile]:
     """Return files of a segment, least recently used first."""
-    query = (
-        _ROWS.where(
-            stored_file.c.segment == segment.value,
-            stored_file.c.is_audio == int(is_audio),
-        )
-        .order_by(stored_file.c.used_at, stored_file.c.id)
-        .limit(limit)
-    )
+    of_kind = _ROW.segment == segment.value, _ROW.is_audio == int(is_audio)
+    query = _ROWS.where(*of_kind).order_by(_ROW.used_at, _ROW.id).limit(limit)
     return [_file(row) for row in db.execute(query).mappings()]
 
 
@@ -336,9 +315,9 @@ def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]
 
 def sums(db: Connection) -> dict[tuple[str, int], Usage]:
     """Return what ``usage`` must hold, summed over all rows."""
-    group = stored_file.c.segment, stored_file.c.is_audio
+    group = _ROW.segment, _ROW.is_audio
     # PostgreSQL adds whole numbers up to a decimal one.
-    num_bytes = cast(func.sum(stored_file.c.num_bytes), BigInteger)
+    num_bytes = cast(func.sum(_ROW.num_bytes), BigInteger)
     total = func.count(), num_bytes
     query = select(*group, *total).group_by(*group)
     return {(s, a): Usage(files, size) for s, a, files, size in db.execute(query)}
@@ -373,13 +352,8 @@ def _count(
     total: int | None = db.execute(_ADD, where | more).scalar()
     if total is not None:
         return total
-    row = {
-        "segment": segment.value,
-        "is_audio": is_audio,
-        "num_files": num_files,
-        "num_bytes": num_bytes,
-    }
-    db.execute(usage.insert(), row)
+    row = {"segment": segment.value, "is_audio": is_audio}
+    db.execute(usage.insert(), row | {"num_files": num_files, "num_bytes": num_bytes})
     return num_bytes
 
 
@@ -396,22 +370,15 @@ def last_used_speakers(db: Connection, limit: int) -> list[tuple[str, str]]:
     The last one comes first. Of several speakers with one audio only the newest is
     returned: which of them spoke is not known.
     """
-    query = (
-        select(stored_file.c.audio_sha256)
-        .where(
-            stored_file.c.segment == Segment.REGISTERED.value,
-            stored_file.c.is_audio == 0,
-        )
-        .order_by(stored_file.c.used_at.desc(), stored_file.c.id.desc())
-        .limit(_ENCODINGS_EACH * limit)
-    )
-    audios = list(dict.fromkeys(db.execute(query).scalars()))[:limit]
-    newest = (
-        select(func.max(speaker.c.generation))
-        .where(speaker.c.audio_sha256.in_(audios))
-        .group_by(speaker.c.audio_sha256)
-    )
-    columns = speaker.c.audio_sha256, speaker.c.tenant, speaker.c.name
-    rows = db.execute(select(*columns).where(speaker.c.generation.in_(newest)))
+    of_kind = _ROW.segment == Segment.REGISTERED.value, _ROW.is_audio == 0
+    query = select(_ROW.audio_sha256).where(*of_kind)
+    query = query.order_by(_ROW.used_at.desc(), _ROW.id.desc())
+    found = db.execute(query.limit(_ENCODINGS_EACH * limit)).scalars()
+    audios = list(dict.fromkeys(found))[:limit]
+    its = speaker.c
+    newest = select(func.max(its.generation)).where(its.audio_sha256.in_(audios))
+    is_newest = its.generation.in_(newest.group_by(its.audio_sha256))
+    columns = its.audio_sha256, its.tenant, its.name
+    rows = db.execute(select(*columns).where(is_newest))
     named = {sha: (tenant, name) for sha, tenant, name in rows}
     return [named[sha] for sha in audios if sha in named]

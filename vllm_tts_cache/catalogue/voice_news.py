@@ -112,20 +112,16 @@ def has_new(db: Connection, after: int) -> bool:
 
 
 def adopt(db: Connection, after: int) -> None:
-    """Insert rows for new voices, and those that were replaced.
-
-    ``after`` is the generation behind which to begin.
-    """
+    """Insert rows for new voices, and those replaced, behind a generation."""
     query = select(speaker.c.speaker_id, speaker.c.tenant, speaker.c.generation)
     query = query.where(speaker.c.generation > after).order_by(speaker.c.generation)
-    found = db.execute(query.limit(_CHANGED_AT_ONCE)).all()
-    if not found:
-        return
     begins: dict[str, Any] = {"state": "registered", **_KNOWN}
     rows = [
         {"speaker_id": id_, "tenant": tenant, "generation": n, "number": n, **begins}
-        for id_, tenant, n in found
+        for id_, tenant, n in db.execute(query.limit(_CHANGED_AT_ONCE))
     ]
+    if not rows:
+        return
     dialect = postgresql if schema.is_postgres(db) else sqlite
     insert = dialect.insert(voice_news).values(rows)
     given = insert.excluded
@@ -143,13 +139,8 @@ def unsettled(
 ) -> tuple[list[tuple[int, str, str]], int]:
     """Return generation, tenant and id of voices that are ready, or failed, by now.
 
-    Perhaps: not all that they need may be there. And return where to go on.
-
-    Args:
-        db: A connection.
-        fingerprints: Of the encoders that may be needed.
-        after: The generation behind which to begin.
-        limit: How many to return at most.
+    Perhaps: not all that they need of encoders with these fingerprints may be there.
+    And return the generation behind which to go on, as ``after``.
     """
     has_encoding, has_failed = (
         exists().where(

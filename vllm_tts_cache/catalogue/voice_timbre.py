@@ -45,11 +45,8 @@ _HAS_ONE = exists().where(_row.generation == speaker.c.generation)
 def keep(db: Connection, number: int, audio_sha256: str, vector: bytes) -> None:
     """Keep the vector of a generation's audio, unless that is gone or has one."""
     columns = speaker.c.generation, speaker.c.tenant, literal(vector, LargeBinary)
-    still = select(*columns).where(
-        speaker.c.generation == number,
-        speaker.c.audio_sha256 == audio_sha256,
-        ~_HAS_ONE,
-    )
+    is_it = speaker.c.generation == number, speaker.c.audio_sha256 == audio_sha256
+    still = select(*columns).where(*is_it, ~_HAS_ONE)
     fields = ["generation", "tenant", "vector"]
     db.execute(voice_timbre.insert().from_select(fields, still))
 

@@ -88,13 +88,8 @@ def between(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a page of rows, newest day first, and the sums of all that are asked for.
 
-    Args:
-        db: A connection.
-        tenant: Whose; None for all tenants.
-        first: The first day.
-        last: The last day.
-        limit: Rows at most.
-        after: The last row of the page before; None for the first page.
+    ``tenant`` is None for all tenants; ``after`` is the last row of the page before,
+    and None for the first page.
     """
     asked = [_row.day >= first.isoformat(), _row.day <= last.isoformat()]
     if tenant is not None:
@@ -105,9 +100,7 @@ def between(
     order = _row.day, _row.tenant, _row.speaker_id
     its = speaker.c  # a bundle may have taken it to another tenant
     is_it = (its.speaker_id == _row.speaker_id) & (its.tenant == _row.tenant)
-    query = (
-        select(voice_usage, its.name).join(speaker, is_it, isouter=True).where(*asked)
-    )
+    query = select(voice_usage, its.name).outerjoin(speaker, is_it).where(*asked)
     if after is not None:
         query = query.where(tuple_(*order) < tuple(after))
     query = query.order_by(*(column.desc() for column in order))

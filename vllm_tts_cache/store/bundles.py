@@ -216,12 +216,8 @@ def _voice(
 ) -> BundledVoice:
     recording = None
     if consent is not None:
-        recording = BundledConsent(
-            name=consent.name,
-            language=consent.language,
-            id=consent.consent_id,
-            created_at=consent.created_at,
-        )
+        id_, created_at = consent.consent_id, consent.created_at
+        recording = BundledConsent(consent.name, consent.language, id_, created_at)
     several = record.num_clips > 1
     return BundledVoice(
         **{field: getattr(record, field) for field in _AS_REGISTERED},
@@ -250,12 +246,8 @@ def _new(
         raise errors.InvalidBundleError("its embedding is cut off")
     sample: dict[str, Any] = {}
     if audio is not None:
-        sample = {
-            "audio_sha256": audio.audio.audio_sha256,
-            "num_samples": audio.audio.num_samples,
-            "sample_rate_hz": audio.audio.sample_rate_hz,
-            "clip_starts": audio.audio.clip_starts,
-        }
+        names = "audio_sha256", "num_samples", "sample_rate_hz", "clip_starts"
+        sample = {field: getattr(audio.audio, field) for field in names}
     return records.NewSpeaker(
         **sample,
         **{field: getattr(voice, field) for field in _AS_REGISTERED},

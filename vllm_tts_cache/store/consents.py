@@ -1,6 +1,6 @@
 """Recordings in which a speaker consents to be cloned: their rows and audio."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
@@ -27,10 +27,8 @@ class ConsentRecord:
 
     Attributes:
         number: Grows with every recording; the order of lists.
-        consent_id: Its public id.
         name: A label for people; need not be unique.
         language: BCP 47 tag of what is said.
-        audio_sha256: Content address of the recording.
         created_at: Unix seconds.
     """
 
@@ -47,11 +45,7 @@ class ConsentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewConsent:
-    """A recording that is to be stored; see `ConsentRecord`.
-
-    Attributes:
-        identity: Its id and date, if the id is free; None for new ones.
-    """
+    """A recording to store; it gets the id and date of ``identity`` if that is free."""
 
     name: str
     language: str
@@ -173,10 +167,10 @@ class Consents:
         """Change the label. Raises: ConsentNotFoundError, InvalidSpeakerError."""
         name = clean(name)
         with self.database.write() as db:
-            _found(db, consent_id, tenant)
+            record = _found(db, consent_id, tenant)
             where = consent.c.consent_id == consent_id
             db.execute(consent.update().where(where).values(name=name))
-            return _found(db, consent_id, tenant)
+        return replace(record, name=name)
 
     @with_ballast
     def delete(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> Deletion:
@@ -187,15 +181,14 @@ class Consents:
             ConsentInUseError: Voices use it.
         """
         with self.database.write() as db:
-            record = _found(db, consent_id, tenant)
+            sha = _found(db, consent_id, tenant).audio_sha256
             if voices := speakers.standing_on(db, consent_id, _MAX_NAMED):
                 raise errors.ConsentInUseError(consent_id, voices)
             db.execute(consent.delete().where(consent.c.consent_id == consent_id))
             owners.count(db, tenant, consents=-1)
-            owners.disown(db, tenant, record.audio_sha256)
+            owners.disown(db, tenant, sha)
             deletions.delete_old(db)
-            stored_files.remove_unowned(db, record.audio_sha256)
-            sha = record.audio_sha256
+            stored_files.remove_unowned(db, sha)
             return deletions.add(db, sha, tenant=tenant, public_id=consent_id)
 
 

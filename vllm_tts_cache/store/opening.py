@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_tts_cache.catalogue.database import Backend, Database
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, SqliteFile
@@ -22,9 +21,6 @@ from vllm_tts_cache.store.directory import (
 from vllm_tts_cache.store.reading import BucketReader, Copies
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_import import import_stock_voices
-
-if TYPE_CHECKING:
-    from vllm_tts_cache.store.bucket import Bucket
 
 
 def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore:
@@ -89,13 +85,8 @@ def open_catalogue(directory: Path, url: str = "") -> Database:
 def _backend(directory: Path, url: str) -> Backend:
     if not url:
         return SqliteFile(directory / FILE_NAME)
-    try:
+    with _of_fleet("SPEAKER_CATALOGUE_URL is set, and the driver"):
         from vllm_tts_cache.catalogue.postgres import PostgresServer
-    except ImportError as exc:
-        raise ConfigError(
-            "SPEAKER_CATALOGUE_URL is set, and the driver is missing: "
-            f"pip install 'vllm-tts-cache[fleet]' ({exc})"
-        ) from exc
     return PostgresServer(url)
 
 
@@ -115,7 +106,9 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
         )
     is_local = is_file and file_system is None
     if settings.store_url:
-        bucket = _bucket(settings.store_url)
+        with _of_fleet("SPEAKER_STORE_URL is set, and the client for it"):
+            from vllm_tts_cache.store.bucket import Bucket
+        bucket = Bucket(settings.store_url, is_plain=allows_plain_http())
         bind = binding.bind_bucket if binds else binding.check_bucket
         store_id = StoreId(id=bind(bucket, database), place=bucket.where)
         copies = Copies(files, database, settings.copies_max_bytes)
@@ -131,15 +124,14 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
     )
 
 
-def _bucket(url: str) -> "Bucket":
+@contextmanager
+def _of_fleet(what: str) -> Generator[None, None, None]:
+    """Say how to install a package of the extra ``fleet`` that is imported inside."""
     try:
-        from vllm_tts_cache.store.bucket import Bucket
+        yield
     except ImportError as exc:
-        raise ConfigError(
-            "SPEAKER_STORE_URL is set, and the client for it is missing: "
-            f"pip install 'vllm-tts-cache[fleet]' ({exc})"
-        ) from exc
-    return Bucket(url, is_plain=allows_plain_http())
+        install = "pip install 'vllm-tts-cache[fleet]'"
+        raise ConfigError(f"{what} is missing: {install} ({exc})") from exc
 
 
 @contextmanager

@@ -130,9 +130,8 @@ class Registrations:
             elif self.policy == "immutable" and not _brings_back(db, new, replaced):
                 raise errors.SpeakerExistsError(replaced.name)
             elif is_new:
-                raise errors.SpeakerExistsError(
-                    replaced.name, hint=errors.CHOOSE_ANOTHER
-                )
+                hint = errors.CHOOSE_ANOTHER
+                raise errors.SpeakerExistsError(replaced.name, hint=hint)
             is_same = replaced is not None and _sounds_the_same(db, new, replaced)
             checked = new
             if recording is not None:
@@ -240,17 +239,12 @@ class Registrations:
         return Registered(record=record, replaced=None, deletion=None)
 
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
-        tenant, name_key = record.tenant, record.name_key
+        tenant, name_key, sha = record.tenant, record.name_key, record.audio_sha256
         speakers.delete(db, record)
-        stored_files.remove_unowned(db, record.audio_sha256)
+        stored_files.remove_unowned(db, sha)
         deletions.delete_finished(db, tenant, name_key)
-        deletion = deletions.add(
-            db,
-            record.audio_sha256,
-            tenant=tenant,
-            hashed=deletions.name_hash(tenant, name_key),
-            public_id=record.speaker_id,
-        )
+        known_by = {"name_key": name_key, "public_id": record.speaker_id}
+        deletion = deletions.add(db, sha, tenant=tenant, **known_by)
         if tenant == DEFAULT_TENANT:
             deletions.add_stock_files(db, name_key, deletion.id)
         return deletion
