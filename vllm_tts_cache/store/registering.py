@@ -53,7 +53,7 @@ _DELETE_OLD_DONE = done_request.delete().where(_KEY_HASH.in_(_OLD_DONE))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """The new record, and what its name took over.
+    """A new or changed record.
 
     Attributes:
         deletion: The replaced speaker's, which `SpeakerStore.remove_files` still has to
@@ -62,8 +62,7 @@ class Registered:
     """
 
     record: SpeakerRecord
-    replaced: SpeakerRecord | None
-    deletion: Deletion | None
+    deletion: Deletion | None = None
 
 
 class Registrations:
@@ -95,14 +94,10 @@ class Registrations:
 
         If a request with its key did that before, return its speaker as it is now.
 
-        Args:
-            new: What is registered; with ``audio_sha256`` exactly if there is audio.
-            audio: The reference audio.
-            is_new: Whether to refuse a name that is taken, whatever the policy.
-            limits: The tenant's.
-            recording: The speaker's consent; stored unless the tenant has its audio.
-            encodings: Those of the audio, found with the speaker or not at all; see
-                `Writer.store_audio`.
+        ``new`` has an ``audio_sha256`` exactly if there is audio. With ``is_new`` a
+        taken name is refused, whatever the policy. The recording is the speaker's
+        consent, stored unless the tenant has its audio. The encodings of the audio are
+        found with the speaker or not at all; see `Writer.store_audio`.
 
         Raises:
             AlreadyDoneError: A request with the key did it; the speaker is deleted.
@@ -132,7 +127,7 @@ class Registrations:
             elif is_new:
                 hint = errors.CHOOSE_ANOTHER
                 raise errors.SpeakerExistsError(replaced.name, hint=hint)
-            is_same = replaced is not None and _sounds_the_same(db, new, replaced)
+            is_other = replaced is not None and not _sounds_the_same(db, new, replaced)
             checked = new
             if recording is not None:
                 sha = recording.audio.audio.audio_sha256
@@ -144,7 +139,7 @@ class Registrations:
                 checked = dataclasses.replace(new, consent=kept.consent_id)
             done = replace(db, checked, replaced, self._consent_id(db, checked))
             _record_done(db, new.idempotency_key, done.record.speaker_id)
-            return done if is_same else _with_stock_files(db, done)
+            return _with_stock_files(db, done) if is_other else done
 
         owner = Tenant(name=new.tenant, limits=limits)
         try:
@@ -178,20 +173,19 @@ class Registrations:
             after = structs.replace(before, **columns)
             if "expires_at" in changes.given:
                 check_is_to_come(after.expires_at, now)
-            if after.name_key != before.name_key:
-                number, key = before.generation, after.name_key
-                aliases.check_free(db, tenant, number, key)
+            if (key := after.name_key) != before.name_key:
+                aliases.check_free(db, tenant, before.generation, key)
                 if (over := speakers.find(db, tenant, key)) and over.name_key == key:
                     self._delete(db, over)  # as `register` does
                 if tenant == DEFAULT_TENANT:
-                    deletions.rename_stock_files(db, before.name_key, after.name_key)
+                    deletions.rename_stock_files(db, before.name_key, key)
             speakers.change(db, after, columns)
             deletion = None
             if _spoken(after) != _spoken(before):
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
             elif {"name_key", "extras_json"} & columns.keys():
                 _have_rows_deleted(db, tenant)
-        return Registered(record=after, replaced=before, deletion=deletion)
+        return Registered(record=after, deletion=deletion)
 
     @with_ballast
     def delete(
@@ -205,9 +199,8 @@ class Registrations:
 
         Raises:
             AlreadyDoneError: The request was done before.
-            InvalidSpeakerError: A different request had the key.
+            InvalidSpeakerError: A different request had the key; the name is an alias.
             SpeakerNotFoundError: No speaker has this name or id.
-            InvalidSpeakerError: The name is an alias.
         """
         with self.database.write() as db:
             if key is not None:
@@ -236,7 +229,7 @@ class Registrations:
             record = speakers.find(db, tenant, done.speaker_id)
         if record is None:
             raise done
-        return Registered(record=record, replaced=None, deletion=None)
+        return Registered(record=record)
 
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
         tenant, name_key, sha = record.tenant, record.name_key, record.audio_sha256
@@ -256,12 +249,11 @@ class Registrations:
             deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
-        found = None
-        if is_consent_id(new.consent):
-            found = consents.find(db, new.consent, new.tenant)
-        if found is None and self._needs_recording:
+        if is_consent_id(new.consent) and consents.find(db, new.consent, new.tenant):
+            return new.consent
+        if self._needs_recording:
             raise errors.ConsentRequiredError
-        return None if found is None else found.consent_id
+        return None
 
     def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
         """Raise SpeakerLimitError if a limit is reached."""
@@ -320,7 +312,7 @@ def replace(
             deletion = deletions.add(db, sha, tenant=record.tenant)
         elif sha is None or replaced.extras_json != record.extras_json:
             _have_rows_deleted(db, record.tenant)
-    return Registered(record=record, replaced=replaced, deletion=deletion)
+    return Registered(record=record, deletion=deletion)
 
 
 def _brings_back(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
@@ -348,9 +340,7 @@ def _with_stock_files(db: Connection, done: Registered) -> Registered:
     replaced: a server that only starts removes no file of stock's.
     """
     new = done.record
-    if done.replaced is None or new.tenant != DEFAULT_TENANT:
-        return done
-    if not deletions.has_stock_files(db, new.name_key):
+    if new.tenant != DEFAULT_TENANT or not deletions.has_stock_files(db, new.name_key):
         return done
     deletion = done.deletion or deletions.add(db, None, tenant=new.tenant)
     deletions.add_stock_files(db, new.name_key, deletion.id)

@@ -110,7 +110,7 @@ def test_a_request_is_done_once_by_its_key_whichever_servers_are_asked(store):
     first = register_by(store, asked("Ann")).record
     with closing(opened(store.directory)) as other:
         again = register_by(other, asked("Ann"))
-    assert (again.record, again.replaced, again.deletion) == (first, None, None)
+    assert (again.record, again.deletion) == (first, None)
     usage, stored = store.usage_of("default"), store.usage()[REGISTERED]["audio"]
     assert (usage.num_voices, usage.audio_bytes) == (1, stored.num_bytes)
     theirs = asked("Ann", tenant="other")
