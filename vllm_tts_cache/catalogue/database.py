@@ -9,11 +9,12 @@ connections are closed before a fork, and the child leaves those in use to the p
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Select, select
@@ -42,7 +43,7 @@ _abandoned: list[PoolProxiedConnection] = []
 Meaning = tuple[errors.StorageError, Exception | None]
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Connections to one database, and the meaning of their errors.
 
     Attributes:
@@ -68,31 +69,34 @@ class Backend(Protocol):
     renewing: Engine
     quick: Engine
 
+    @abstractmethod
     def opening(self) -> AbstractContextManager[None]:
         """Make or check what a first use needs; SQLite also holds its lock inside."""
-        ...
 
+    @abstractmethod
     def meant_by(self, error: Exception) -> Meaning | None:
         """Translate an error; also return the error that may be shown as its cause.
 
         None if it is not an error of the database, its driver or its file.
         """
-        ...
 
-    def has_lost(self, error: Exception) -> bool:
+    def has_lost(self, error: Exception) -> bool:  # noqa: ARG002
         """Whether a connection was lost, so that a read may be repeated on another."""
-        ...
+        return False
 
     def wipe_log(self) -> bool:
         """Remove deleted rows from the database's log, if that is up to its clients.
 
         False if it failed, as while a reader needs the log: call it again later.
         """
-        ...
+        return True
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
-        ...
+        writers = self.writing, self.writing_long
+        readers = self.reading, self.snapshots, self.renewing, self.quick
+        for engine in (*writers, *readers):
+            engine.dispose()
 
 
 def beginning(engine: Engine, *statements: str) -> Engine:
@@ -252,7 +256,13 @@ class Database:
         """
         if self._is_closed:
             raise self._closed()
-        text, arguments = self._for_driver(statement, where)
+        if (known := self._compiled.get(statement)) is None:
+            compiled = statement.compile(dialect=self.backend.quick.dialect)
+            known = compiled.string, compiled.positiontup, compiled.params
+            self._compiled[statement] = known
+        text, names, constants = known
+        given = {**constants, **where}
+        arguments = given if names is None else [given[name] for name in names]
         try:
             try:
                 return self._first(text, arguments)
@@ -294,17 +304,6 @@ class Database:
         while self.kept:
             with suppress(IndexError):  # in use again
                 self.kept.pop().close()
-
-    def _for_driver(
-        self, statement: Select[Any], where: Mapping[str, Any]
-    ) -> tuple[str, Any]:
-        if (known := self._compiled.get(statement)) is None:
-            compiled = statement.compile(dialect=self.backend.quick.dialect)
-            known = compiled.string, compiled.positiontup, compiled.params
-            self._compiled[statement] = known
-        text, names, constants = known
-        given = {**constants, **where}
-        return text, given if names is None else [given[name] for name in names]
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""

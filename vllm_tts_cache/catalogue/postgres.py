@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine, exc, text
 
 from vllm_tts_cache.catalogue import database
-from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
+from vllm_tts_cache.catalogue.database import Backend, EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import ConfigError, StorageError, StorageUnavailableError
 
 T = TypeVar("T")
@@ -88,8 +88,10 @@ class _NoAnswerError(psycopg.OperationalError):
     pass
 
 
-class PostgresServer:
-    """A catalogue in a database of a PostgreSQL server; see `Backend`.
+class PostgresServer(Backend):
+    """A catalogue in a database of a PostgreSQL server.
+
+    There is no log to wipe: the server itself overwrites deleted rows (VACUUM).
 
     Args:
         url: As libpq takes it: ``postgresql://user:password@host/database``.
@@ -106,25 +108,22 @@ class PostgresServer:
         self._down_until, self._why_down = 0.0, ""
         # Writers that wait for the turn hold connections, so readers need others, and
         # the lease one that readers cannot take either.
-        self._writers = self._open(STATEMENT_SECONDS)
-        self._readers = self._open(STATEMENT_SECONDS)
-        self._keeper = self._open(QUICK_SECONDS, num=1)
-        self._patient = self._open(LONG_SECONDS)
+        writers, readers = (self._open(STATEMENT_SECONDS) for _ in range(2))
+        keeper, patient = self._open(QUICK_SECONDS, num=1), self._open(LONG_SECONDS)
         # Not pinged before each use, which would be a second round trip: a read on a
         # lost connection is repeated.
         self.quick = self._open(QUICK_SECONDS, autocommit=True)
         at_once = {"isolation_level": "AUTOCOMMIT"}
-        self.reading: Engine = self._readers.execution_options(**at_once)
-        self.renewing: Engine = self._keeper.execution_options(**at_once)
+        self.reading: Engine = readers.execution_options(**at_once)
+        self.renewing: Engine = keeper.execution_options(**at_once)
         # Whatever the server's default is: each statement has to see what was committed
         # before the turn came.
         committed = {"isolation_level": "READ COMMITTED"}
-        writing = self._writers.execution_options(**committed)
-        self.writing = beginning(writing, _TAKE_TURN)
-        patient = self._patient.execution_options(**committed)
-        self.writing_long = beginning(patient, _WAIT_LONG, _TAKE_TURN)
+        self.writing = beginning(writers.execution_options(**committed), _TAKE_TURN)
+        longer = patient.execution_options(**committed)
+        self.writing_long = beginning(longer, _WAIT_LONG, _TAKE_TURN)
         repeatable = {"isolation_level": "REPEATABLE READ"}
-        self.snapshots: Engine = self._patient.execution_options(**repeatable)
+        self.snapshots: Engine = patient.execution_options(**repeatable)
 
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
@@ -173,16 +172,6 @@ class PostgresServer:
         # The others in the pool were lost with it.
         self.quick.dispose()
         return True
-
-    def wipe_log(self) -> bool:
-        """Return True at once: the server itself overwrites deleted rows (VACUUM)."""
-        return True
-
-    def close(self) -> None:
-        """Close every connection; those in use, when their block ends."""
-        shared = self._writers, self._readers, self._patient
-        for engine in (*shared, self._keeper, self.quick):
-            engine.dispose()
 
     def _open(
         self,

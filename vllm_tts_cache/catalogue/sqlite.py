@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vllm_tts_cache.catalogue import database
-from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
+from vllm_tts_cache.catalogue.database import Backend, EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 from vllm_tts_cache.files import FILE_MODE, free_bytes, storage_error
 
@@ -26,7 +26,7 @@ _RETRY_AFTER_SECONDS = 2
 _SHARED_MEMORY_BYTES = 32 << 10
 
 
-class SqliteFile:
+class SqliteFile(Backend):
     """A catalogue in one file; see `Backend`.
 
     A pool rather than a connection per thread: a thread that ends would leave its
@@ -77,10 +77,6 @@ class SqliteFile:
             return _storage_error(self.path, error), error
         return None
 
-    def has_lost(self, error: Exception) -> bool:  # noqa: ARG002
-        """Return False: a connection to a file is not lost."""
-        return False
-
     def wipe_log(self) -> bool:
         """Write the log into the file and empty it; False if it was not emptied.
 
@@ -95,11 +91,6 @@ class SqliteFile:
                 raise
             return False
         return answer[0] == 0  # else it is busy
-
-    def close(self) -> None:
-        """Close every connection; those in use, when their block ends."""
-        self.reading.dispose()
-        self.quick.dispose()
 
 
 @contextmanager
