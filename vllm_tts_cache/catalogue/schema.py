@@ -46,6 +46,11 @@ def _numbered(name: str) -> "Column[Any]":
     return Column(name, BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
 
 
+def _filled(type_: Any, *names: str) -> "list[Column[Any]]":
+    """Return columns that are never NULL."""
+    return [Column(name, type_, nullable=False) for name in names]
+
+
 schema_version = Table(
     "schema_version", metadata, Column("version", Integer, nullable=False)
 )
@@ -56,9 +61,7 @@ speaker = Table(
     "speaker",
     metadata,
     _numbered("generation"),
-    Column("tenant", TEXT, nullable=False),
-    Column("name_key", TEXT, nullable=False),
-    Column("name", TEXT, nullable=False),
+    *_filled(TEXT, "tenant", "name_key", "name"),
     Column("audio_sha256", TEXT),
     Column("num_samples", BigInteger, nullable=False),
     Column("sample_rate_hz", Integer, nullable=False),
@@ -98,9 +101,7 @@ speaker_label = Table(
     metadata,
     Column("generation", BigInteger, primary_key=True),
     Column("label_key", TEXT, primary_key=True),
-    Column("label_value", TEXT, nullable=False),
-    Column("tenant", TEXT, nullable=False),
-    Column("name_key", TEXT, nullable=False),
+    *_filled(TEXT, "label_value", "tenant", "name_key"),
     Column("created_at", Float, nullable=False),
     Index("speaker_label_name", "tenant", "label_key", "label_value", "name_key"),
     Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
@@ -113,10 +114,7 @@ consent = Table(
     metadata,
     _numbered("number"),
     Column("consent_id", TEXT, nullable=False, unique=True),
-    Column("tenant", TEXT, nullable=False),
-    Column("name", TEXT, nullable=False),
-    Column("language", TEXT, nullable=False),
-    Column("audio_sha256", TEXT, nullable=False),
+    *_filled(TEXT, "tenant", "name", "language", "audio_sha256"),
     Column("num_samples", BigInteger, nullable=False),
     Column("sample_rate_hz", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -132,12 +130,9 @@ stored_file = Table(
     "stored_file",
     metadata,
     _numbered("id"),
-    Column("audio_sha256", TEXT, nullable=False),
-    Column("artifact", TEXT, nullable=False),
-    Column("segment", TEXT, nullable=False),
+    *_filled(TEXT, "audio_sha256", "artifact", "segment"),
     Column("is_audio", Integer, nullable=False),
-    Column("num_bytes", BigInteger, nullable=False),
-    Column("used_at", BigInteger, nullable=False),
+    *_filled(BigInteger, "num_bytes", "used_at"),
     Column("created_at", Float, nullable=False),
     Column("object_name", TEXT),
     Column("is_suspect", Integer, nullable=False, default=0),
@@ -165,8 +160,7 @@ usage = Table(
     metadata,
     Column("segment", TEXT, primary_key=True),
     Column("is_audio", Integer, primary_key=True),
-    Column("num_files", BigInteger, nullable=False),
-    Column("num_bytes", BigInteger, nullable=False),
+    *_filled(BigInteger, "num_files", "num_bytes"),
 )
 
 # Sums over each tenant's voices and consent recordings. A clip that a tenant has more
@@ -175,9 +169,7 @@ tenant_usage = Table(
     "tenant_usage",
     metadata,
     Column("tenant", TEXT, primary_key=True),
-    Column("num_voices", BigInteger, nullable=False),
-    Column("num_consents", BigInteger, nullable=False),
-    Column("audio_bytes", BigInteger, nullable=False),
+    *_filled(BigInteger, "num_voices", "num_consents", "audio_bytes"),
 )
 
 # How many voices and consent recordings (owners) of a tenant have an audio.
@@ -186,8 +178,7 @@ tenant_audio = Table(
     metadata,
     Column("tenant", TEXT, primary_key=True),
     Column("audio_sha256", TEXT, primary_key=True),
-    Column("num_owners", BigInteger, nullable=False),
-    Column("num_bytes", BigInteger, nullable=False),
+    *_filled(BigInteger, "num_owners", "num_bytes"),
 )
 
 # The name is hashed: of a deleted voice only its random id is kept as it was.
@@ -239,8 +230,7 @@ done_request = Table(
     "done_request",
     metadata,
     Column("key_hash", TEXT, primary_key=True),
-    Column("request_hash", TEXT, nullable=False),
-    Column("speaker_id", TEXT, nullable=False),
+    *_filled(TEXT, "request_hash", "speaker_id"),
     Column("done_at", Float, nullable=False),
     Index("done_request_time", "done_at"),
 )
@@ -251,8 +241,7 @@ imported_file = Table(
     "imported_file",
     metadata,
     Column("file_name", TEXT, primary_key=True),
-    Column("mtime_ns", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
+    *_filled(BigInteger, "mtime_ns", "size"),
     Column("name_key", TEXT),
     Column("created_at", Float),
     Column("deleted_at", Float),
@@ -269,8 +258,7 @@ binding = Table(
     "binding",
     on_server,
     Column("catalogue_id", TEXT, primary_key=True),
-    Column("directory_id", TEXT, nullable=False),
-    Column("place", TEXT, nullable=False),
+    *_filled(TEXT, "directory_id", "place"),
 )
 
 # Until when a participant's lease lasts, in Unix seconds of the server's clock, and for
@@ -279,8 +267,7 @@ lease = Table(
     "lease",
     on_server,
     Column("participant_id", TEXT, primary_key=True),
-    Column("until", Float, nullable=False),
-    Column("seconds", Float, nullable=False),
+    *_filled(Float, "until", "seconds"),
 )
 
 # Objects of the bucket that no row of ``stored_file`` names. One may be removed from
@@ -310,8 +297,7 @@ renewals = Table(
     "renewals",
     on_server,
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("began_at", Float, nullable=False),
-    Column("last_at", Float, nullable=False),
+    *_filled(Float, "began_at", "last_at"),
 )
 
 
