@@ -89,12 +89,11 @@ def delete(db: Connection, generation: int) -> None:
 def problems(db: Connection) -> list[str]:
     """Return a line for each voice whose aliases are not those that find it."""
     query = select(speaker.c.generation, speaker.c.extras_json, speaker.c.expires_at)
+    query = query.where(speaker.c.extras_json.is_not(None))
     pairs = db.execute(select(_row.generation, _row.alias_key))
     rows = {(number, key) for number, key in pairs}
     found: list[str] = []
-    for number, extras_json, expires_at in db.execute(
-        query.where(speaker.c.extras_json.is_not(None))
-    ):
+    for number, extras_json, expires_at in db.execute(query):
         aliases = msgspec.json.decode(extras_json).get("aliases") or ()
         kept = {(number, fold(alias)) for alias in aliases}
         # Another voice may have taken those of one that has expired.

@@ -58,11 +58,10 @@ def release(
 ) -> None:
     """Have an object removed: now, or, if it may arrive late, after `LATE_SECONDS`."""
     row = {"object_name": object_name, "audio_sha256": audio_sha256}
-    removable_from = NOW + LATE_SECONDS if is_late else NOW
-    loose = insert(loose_object).values(**row, removable_from=removable_from)
+    time = {"removable_from": NOW + LATE_SECONDS if is_late else NOW}
+    loose = insert(loose_object).values(**row, **time)
     same = [loose_object.c.object_name]
-    again = {"removable_from": removable_from}
-    db.execute(loose.on_conflict_do_update(index_elements=same, set_=again))
+    db.execute(loose.on_conflict_do_update(index_elements=same, set_=time))
 
 
 def release_announced(db: Connection, object_name: str) -> None:

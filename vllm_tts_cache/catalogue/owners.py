@@ -43,16 +43,10 @@ _IS_OF = (tenant_audio.c.tenant == bindparam("of_tenant")) & (
 )
 _OF_TENANT = select(*_COUNTS).where(_IS_TENANT)
 _NUM_VOICES = select(func.sum(tenant_usage.c.num_voices))
-_ADD = (
-    tenant_usage.update()
-    .where(_IS_TENANT)
-    .values({c: c + bindparam(f"more_{c.name}") for c in _COUNTS})
-)
-_ADD_OWNERS = (
-    tenant_audio.update()
-    .where(_IS_OF)
-    .values(num_owners=tenant_audio.c.num_owners + bindparam("more"))
-)
+_MORE = {c: c + bindparam(f"more_{c.name}") for c in _COUNTS}
+_ADD = tenant_usage.update().where(_IS_TENANT).values(_MORE)
+_MORE_OWNERS = tenant_audio.c.num_owners + bindparam("more")
+_ADD_OWNERS = tenant_audio.update().where(_IS_OF).values(num_owners=_MORE_OWNERS)
 _OWNED = select(tenant_audio.c.num_owners, tenant_audio.c.num_bytes).where(_IS_OF)
 _INSERT, _DELETE = tenant_audio.insert(), tenant_audio.delete().where(_IS_OF)
 
@@ -86,9 +80,8 @@ def _found(db: Connection, query_of: Callable[[Any], Any]) -> set[str]:
 class TenantUsage:
     """The usage of one tenant.
 
-    Attributes:
-        audio_bytes: Bytes of reference audio and consent recordings; a clip that the
-            tenant has more than once counts once.
+    ``audio_bytes`` are of reference audio and consent recordings; a clip that the
+    tenant has more than once counts once.
     """
 
     num_voices: int = 0

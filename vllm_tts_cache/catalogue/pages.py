@@ -43,7 +43,6 @@ class Page:
             contains this, both folded.
         labels: Only speakers that have all of these.
         sort: ``name``: by the folded name. ``newest`` and ``oldest``: by age.
-        tenant: Whose speakers.
     """
 
     limit: int

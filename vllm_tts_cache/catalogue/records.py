@@ -193,8 +193,7 @@ class NewSpeaker:
         created_at: None for the time of registration.
         identity: Id and times to keep instead of new ones; used only if it replaces
             no voice and no voice of any tenant has the id.
-        taken_over: Whether it is imported from stock vLLM-Omni, which accepted it: it
-            may break rules that stock does not have.
+        taken_over: Whether stock vLLM-Omni accepted it, and had not all of our rules.
         labels: Key -> value; see `check_labels` for limits.
         extras: Values of ``EXTRAS``; those that are left out stay those of the voice
             that is replaced.

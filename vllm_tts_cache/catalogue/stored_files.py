@@ -1,7 +1,7 @@
 """Rows of ``stored_file`` and their sums; the caller provides the transaction."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from typing import Any, NamedTuple
@@ -75,19 +75,15 @@ _ROW = stored_file.c
 _IS_OF_AUDIO = _ROW.audio_sha256 == bindparam("of_sha")
 _IS_ROW = _IS_OF_AUDIO & (_ROW.artifact == bindparam("of_artifact"))
 _ROWS = select(*(_ROW[field.name] for field in fields(StoredFile)))
-_IS_SUM = (usage.c.segment == bindparam("of_segment")) & (
-    usage.c.is_audio == bindparam("of_audio")
+_OTHER = stored_file.alias()
+_IS_SUM, _IS_OF_KIND, _IS_OTHER_OF_KIND = (
+    (columns.segment == bindparam("of_segment"))
+    & (columns.is_audio == bindparam("of_audio"))
+    for columns in (usage.c, _ROW, _OTHER.c)
 )
 # A time after every use before, even if the clock was set back.
-_OTHER = stored_file.alias()
-_AFTER_NEWEST = (
-    select(func.coalesce(func.max(_OTHER.c.used_at), 0) + 1)
-    .where(
-        _OTHER.c.segment == bindparam("of_segment"),
-        _OTHER.c.is_audio == bindparam("of_audio"),
-    )
-    .scalar_subquery()
-)
+_NEWEST = func.coalesce(func.max(_OTHER.c.used_at), 0)
+_AFTER_NEWEST = select(_NEWEST + 1).where(_IS_OTHER_OF_KIND).scalar_subquery()
 _NOW_USED = bindparam("now_used", type_=BigInteger)
 _NEXT_USE = case((_AFTER_NEWEST > _NOW_USED, _AFTER_NEWEST), else_=_NOW_USED)
 # What each registration runs is built once: SQLAlchemy takes longer to build one
@@ -96,12 +92,11 @@ _FIND = _ROWS.where(_IS_ROW)
 _OF_AUDIO = _ROWS.where(_IS_OF_AUDIO).order_by(_ROW.id)
 _INSERT = stored_file.insert().values(used_at=_NEXT_USE)
 _DELETE = stored_file.delete().where(_IS_ROW)
+_FAILED = failed_encode.c
 _DELETE_FAILURES = failed_encode.delete().where(
-    failed_encode.c.audio_sha256 == bindparam("of_sha")
+    _FAILED.audio_sha256 == bindparam("of_sha")
 )
-_DELETE_FAILURE = _DELETE_FAILURES.where(
-    failed_encode.c.artifact == bindparam("of_artifact")
-)
+_DELETE_FAILURE = _DELETE_FAILURES.where(_FAILED.artifact == bindparam("of_artifact"))
 _USED = select(usage.c.num_files, usage.c.num_bytes).where(_IS_SUM)
 _ADD = (
     usage.update()
@@ -190,21 +185,17 @@ def put(db: Connection, file: StoredFile, replaced: StoredFile | None) -> int:
 
 
 def remove(
-    db: Connection, audio_sha256: str, artifacts: Iterable[str] | None = None
-) -> list[StoredFile]:
-    """Delete the rows of an audio, or those of some artifacts; return what they were.
+    db: Connection, audio_sha256: str, artifacts: Collection[str] | None = None
+) -> None:
+    """Delete the rows of an audio, or those of some artifacts.
 
     Their objects become loose, and are removed once the transaction is committed.
     """
-    gone = of_audio(db, audio_sha256)
-    if artifacts is not None:
-        chosen = set(artifacts)
-        gone = [file for file in gone if file.artifact in chosen]
-    for file in gone:
-        _remove(db, file)
-        if file.artifact == AUDIO:
-            db.execute(_DELETE_FAILURES, {"of_sha": audio_sha256})
-    return gone
+    for file in of_audio(db, audio_sha256):
+        if artifacts is None or file.artifact in artifacts:
+            _remove(db, file)
+            if file.artifact == AUDIO:
+                db.execute(_DELETE_FAILURES, {"of_sha": audio_sha256})
 
 
 def _remove(db: Connection, file: StoredFile) -> None:
@@ -224,22 +215,19 @@ def fail(db: Connection, audio_sha256: str, artifact: str, reason: str) -> None:
     stored = artifacts(db, [audio_sha256])[audio_sha256]
     if AUDIO not in stored or artifact in stored:
         return
-    key = {"audio_sha256": audio_sha256, "artifact": artifact}
-    where = [failed_encode.c[name] == value for name, value in key.items()]
-    columns = failed_encode.c.num_attempts, failed_encode.c.next_try
-    num_before, next_try = db.execute(select(*columns).where(*where)).first() or (0, 0)
-    if next_try > (now := schema.now(db)):
+    before = failures(db, audio_sha256).get(artifact, FailedEncode("", 0, 0.0))
+    if before.next_try > (now := schema.now(db)):
         return
-    num_attempts = 1 + num_before
-    wait_seconds = min(_RETRY_SECONDS * 4 ** (num_attempts - 1), _MAX_RETRY_SECONDS)
+    wait_seconds = min(_RETRY_SECONDS * 4**before.num_attempts, _MAX_RETRY_SECONDS)
     db.execute(_DELETE_FAILURE, {"of_sha": audio_sha256, "of_artifact": artifact})
-    row = {"num_attempts": num_attempts, "next_try": now + wait_seconds}
-    db.execute(failed_encode.insert(), {**key, **row, "reason": reason})
+    new = FailedEncode(reason, before.num_attempts + 1, now + wait_seconds)
+    key = {"audio_sha256": audio_sha256, "artifact": artifact}
+    db.execute(failed_encode.insert(), key | new._asdict())
 
 
 def failures(db: Connection, audio_sha256: str) -> dict[str, FailedEncode]:
     """Return the failed encodes of an audio, by the encoder's fingerprint."""
-    where = failed_encode.c.audio_sha256 == audio_sha256
+    where = _FAILED.audio_sha256 == audio_sha256
     rows = db.execute(select(failed_encode).where(where))
     return {row.artifact: FailedEncode(*row[2:]) for row in rows}
 
@@ -279,11 +267,7 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
 def touch(db: Connection, audio_sha256s: Iterable[str]) -> None:
     """Set the last use of these audios and their encodings to now."""
     now_used = time.time_ns() // 1000
-    of_kind = (
-        _ROW.segment == bindparam("of_segment"),
-        _ROW.is_audio == bindparam("of_audio"),
-    )
-    use = stored_file.update().where(*of_kind).values(used_at=_NEXT_USE)
+    use = stored_file.update().where(_IS_OF_KIND).values(used_at=_NEXT_USE)
     for some in slices(sorted(set(audio_sha256s))):
         for segment, is_audio in product(Segment, (0, 1)):
             kind = {"of_segment": segment.value, "of_audio": is_audio}
@@ -302,9 +286,9 @@ def oldest(
     db: Connection, segment: Segment, is_audio: bool, *, limit: int
 ) -> list[StoredFile]:
     """Return files of a segment, least recently used first."""
-    of_kind = _ROW.segment == segment.value, _ROW.is_audio == int(is_audio)
-    query = _ROWS.where(*of_kind).order_by(_ROW.used_at, _ROW.id).limit(limit)
-    return [_file(row) for row in db.execute(query).mappings()]
+    query = _ROWS.where(_IS_OF_KIND).order_by(_ROW.used_at, _ROW.id).limit(limit)
+    kind = {"of_segment": segment.value, "of_audio": int(is_audio)}
+    return [_file(row) for row in db.execute(query, kind).mappings()]
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:

@@ -156,9 +156,8 @@ def unsettled(
     )
     columns = _row.generation, _row.tenant, _row.speaker_id
     last = after + LOOKED_AT
-    query = select(*columns).join_from(
-        voice_news, speaker, speaker.c.generation == _row.generation
-    )
+    is_its = speaker.c.generation == _row.generation
+    query = select(*columns).join_from(voice_news, speaker, is_its)
     query = query.where(_row.generation > after, _row.generation <= last, may_settle)
     rows = db.execute(query.order_by(_row.generation).limit(limit)).all()
     found = [(number, tenant, id_) for number, tenant, id_ in rows]

@@ -163,12 +163,12 @@ def bind_bucket(bucket: "Bucket", database: Database) -> str:
         with database.write() as db:
             if (bound := _bound_to(db)) is None:
                 bound = _bind_to(db, NEW_OBJECT_STORE, bucket.where)
-    new_id = bound[0] if bound and bound[1] == NEW_OBJECT_STORE else None
-    if new_id is not None:
+    is_new = bound is not None and bound[1] == NEW_OBJECT_STORE
+    if is_new:
         # Another catalogue's server may have marked it since: the check reads it again.
-        bucket.put(CATALOGUE_ID, new_id.encode(), is_new=True)
+        bucket.put(CATALOGUE_ID, bound[0].encode(), is_new=True)
     catalogue_id = check_bucket(bucket, database)
-    if new_id is not None:
+    if is_new:
         with database.write() as db:
             db.execute(schema.binding.update().values(directory_id=OBJECT_STORE))
     return catalogue_id

@@ -97,11 +97,8 @@ class BucketOwner:
         An object that is being made has been announced, and stays. Lists the whole
         bucket; returns a line for each object that was removed.
         """
-        strays = [
-            name
-            for prefix in sorted(self.bucket.folders(objects.FOLDER))
-            for name in self._strays(prefix)
-        ]
+        prefixes = sorted(self.bucket.folders(objects.FOLDER))
+        strays = [name for prefix in prefixes for name in self._strays(prefix)]
         self.sweep()
         return [f"removed {name}, which had no row" for name in strays]
 

@@ -52,20 +52,17 @@ class Bucket:
 
     def __init__(self, url: str, *, is_plain: bool = False):
         self.where = shown(url)
-        options: dict[str, Any] = {"mkdir": True, "automatic_cleanup": True}
-        if not url.startswith("file:"):
-            options = {
-                "client_options": {
-                    "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-                    "read_timeout": timedelta(seconds=_READ_SECONDS),
-                    "timeout": timedelta(seconds=_ANSWER_SECONDS),
-                    "allow_http": is_plain,
-                },
-                "retry_config": {
-                    "max_retries": _MAX_RETRIES,
-                    "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-                },
-            }
+        client = {
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=_READ_SECONDS),
+            "timeout": timedelta(seconds=_ANSWER_SECONDS),
+            "allow_http": is_plain,
+        }
+        retry_timeout = timedelta(seconds=_RETRY_SECONDS)
+        retries = {"max_retries": _MAX_RETRIES, "retry_timeout": retry_timeout}
+        options: dict[str, Any] = {"client_options": client, "retry_config": retries}
+        if url.startswith("file:"):
+            options = {"mkdir": True, "automatic_cleanup": True}
         try:
             self._store: ObjectStore = from_url(url, **options)
         except (BaseError, ValueError, TypeError) as exc:

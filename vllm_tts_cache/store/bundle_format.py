@@ -17,6 +17,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -37,7 +38,6 @@ EMBEDDING = "embedding.f32"
 _NAME = re.compile(
     r"(audio|consent)\.(flac|wav)|embedding\.f32|encodings/[0-9a-f]{64}\.safetensors"
 )
-_ENCODING = re.compile(r"encodings/([0-9a-f]{64})\.safetensors")
 _MAX_DIRECTORY_BYTES = 64 * 1024
 # The record that ends an archive without a comment: signature and numbers of disks,
 # entries, bytes of the directory, where it begins, bytes of the comment.
@@ -121,13 +121,12 @@ class Bundle:
 
     def audio(self, what: str) -> bytes | None:
         """Return the file of ``audio`` or of ``consent``; None if there is none."""
-        names = (f"{what}.flac", f"{what}.wav")
-        return next((self.files[name] for name in names if name in self.files), None)
+        return self.files.get(f"{what}.flac", self.files.get(f"{what}.wav"))
 
     def encodings(self) -> dict[str, bytes]:
         """Fingerprint -> stored form."""
-        matches = ((_ENCODING.fullmatch(name), d) for name, d in self.files.items())
-        return {match.group(1): data for match, data in matches if match}
+        paths = ((PurePosixPath(name), data) for name, data in self.files.items())
+        return {p.stem: data for p, data in paths if p.parent.name == "encodings"}
 
 
 def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
@@ -194,9 +193,8 @@ def _entries(archive: zipfile.ZipFile) -> dict[str, bytes]:
     entries: dict[str, bytes] = {}
     for info in infos:
         name = info.filename
-        if name in entries or not (
-            name in (_VOICE, _SIGNATURE) or _NAME.fullmatch(name)
-        ):
+        is_known = name in (_VOICE, _SIGNATURE) or _NAME.fullmatch(name)
+        if name in entries or not is_known:
             raise InvalidBundleError(f"its entry {name!r:.80} is unknown, or repeated")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise InvalidBundleError(f"its entry {name} is compressed or encrypted")
@@ -210,10 +208,10 @@ def _parsed(voice_json: bytes) -> BundledVoice:
     try:
         version = msgspec.json.decode(voice_json, type=_Version).format
         if version not in (FORMAT_VERSION, CLIPS_VERSION):
+            known = f"{FORMAT_VERSION} and {CLIPS_VERSION}"
             raise InvalidBundleError(
-                f"its format is {version}, and this server reads {FORMAT_VERSION} and "
-                f"{CLIPS_VERSION}; export it again with this server's version, or "
-                "upgrade"
+                f"its format is {version}, and this server reads {known}; export it "
+                "again with this server's version, or upgrade"
             )
         voice = msgspec.json.decode(voice_json, type=BundledVoice)
         if (voice.clip_starts is msgspec.UNSET) != (version == FORMAT_VERSION):

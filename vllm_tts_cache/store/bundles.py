@@ -45,7 +45,7 @@ class Imported:
     """The result of an import.
 
     Attributes:
-        done: The registration; what it replaced is still to be deleted.
+        done: What it replaced is still to be deleted.
         num_kept: Encodings of the bundle that are stored now.
         num_left: The others: our key did not sign the bundle.
     """
@@ -58,9 +58,8 @@ class Imported:
 class Bundles:
     """Exports and imports bundles; reads and writes whole files: call it in a thread.
 
-    Args:
-        key: Signs exports; encodings are taken only from bundles that it signed. Empty
-            for the directory's own key.
+    The key signs exports; encodings are taken only from bundles that it signed. It is
+    empty for the directory's own key.
     """
 
     def __init__(self, store: SpeakerStore, key: str):
@@ -120,15 +119,9 @@ class Bundles:
         If the key signed the bundle, the voice and its consent recording keep their ids
         and dates, unless another voice or recording has the id.
 
-        Args:
-            data: The bundle.
-            check: Raises for a name, transcript or extras that the model cannot use.
-            check_audio: Raises for a clip that may not be registered.
-            check_embedding: Raises for an embedding that the model cannot use.
-            name: The voice's new name; None for its name in the bundle.
-            on_conflict: What to do if the name is taken.
-            tenant: The owner of the new voice.
-            key: The ``Idempotency-Key`` of the request, if it has one.
+        The checks raise for a name, transcript, extras or embedding that the model
+        cannot use, and for a clip that may not be registered. ``name`` is None for the
+        one in the bundle, ``key`` the ``Idempotency-Key`` of the request.
 
         Raises:
             InvalidBundleError: The bundle cannot be used.
@@ -195,9 +188,8 @@ class Bundles:
             if found is None or found.record.audio_sha256 != sha:
                 # Deleted or replaced a moment ago.
                 raise errors.SpeakerNotFoundError(record.name)
-            raise errors.StorageError(
-                f"Audio {sha} is not stored; register the voice again."
-            )
+            reason = f"Audio {sha} is not stored; register the voice again."
+            raise errors.StorageError(reason)
         data, media_type = file
         return {f"{what}.{media_type.removeprefix('audio/')}": data}
 

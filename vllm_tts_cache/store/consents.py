@@ -122,9 +122,7 @@ class Consents:
         tenant: str = DEFAULT_TENANT,
         limits: Limits = NO_LIMITS,
     ) -> ConsentRecord:
-        """Store a recording under a new id.
-
-        A tenant may have as many recordings as voices.
+        """Store a recording; a tenant may have as many as it may have voices.
 
         Raises:
             InvalidSpeakerError: The label or the language is invalid.

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vllm_tts_cache.catalogue import deletions, leases
@@ -122,21 +123,19 @@ class LockedParticipants(_Participants):
         Joins again if another program removed the lock file, and others took this
         process for dead. `missed` then has the caller empty its memory.
         """
-        if self.id is not None:  # nor in a child, whose copy of the turn may be held
-            with self._turn:
-                self._return_if_removed()
+        if self.id is None:  # nor in a child, whose copy of the turn may be held
+            return Standing(seconds=0.0)
+        with self._turn:
+            mine, present = self.id, self._presence
+            if mine is not None and present is not None:
+                with storage_errors(self._directory):
+                    if not present.path.exists():
+                        present.end()
+                if not present.is_here or present.path.stem != mine:
+                    self._join(mine)
+                    self._num_returns += 1
+                    logger.warning(_REMOVED, self._directory)
         return Standing(seconds=0.0)
-
-    def _return_if_removed(self) -> None:
-        mine, present = self.id, self._presence
-        if mine is not None and present is not None:
-            with storage_errors(self._directory):
-                if not present.path.exists():
-                    present.end()
-            if not present.is_here or present.path.stem != mine:
-                self._join(mine)
-                self._num_returns += 1
-                logger.warning(_REMOVED, self._directory)
 
     @with_ballast
     def leave(self) -> None:
@@ -215,12 +214,8 @@ class LeasedParticipants(_Participants):
             leases.take(db, mine, self._seconds)
         self._mine, self._process = mine, os.getpid()
         self._left, self._is_lost = threading.Event(), False
-        threading.Thread(
-            target=self._renew_until_left,
-            args=(mine, self._left),
-            name="tts-cache-lease",
-            daemon=True,
-        ).start()
+        renew = partial(self._renew_until_left, mine, self._left)
+        threading.Thread(target=renew, name="tts-cache-lease", daemon=True).start()
         return mine
 
     def leave(self) -> None:

@@ -205,14 +205,12 @@ class BucketReader:
         return None if blob is None else parse(blob, key)
 
     def _fetched(self, file: StoredFile) -> bytes | None:
-        blob = self._bucket.get(name := str(file.object_name))
-        if blob is not None and len(blob) != file.num_bytes:
-            raise errors.ObjectStoreError(
-                self._bucket.where,
-                f"{name} has {len(blob)} bytes instead of {file.num_bytes}",
-            )
-        if blob is not None:
-            self._copies.counters.add("fetched")
+        if (blob := self._bucket.get(name := str(file.object_name))) is None:
+            return None
+        if len(blob) != file.num_bytes:
+            reason = f"{name} has {len(blob)} bytes instead of {file.num_bytes}"
+            raise errors.ObjectStoreError(self._bucket.where, reason)
+        self._copies.counters.add("fetched")
         return blob
 
 

@@ -193,18 +193,14 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
     with database.write() as db:
         rows = {row.artifact: row for row in stored_files.of_audio(db, sha)}
         is_owned = owners.is_owned(db, sha)
-        unowned = {
-            artifact
-            for artifact, row in rows.items()
-            if row.segment is Segment.REGISTERED and not is_owned
-        }
+        registered = {a for a, row in rows.items() if row.segment is Segment.REGISTERED}
+        unowned = set[str]() if is_owned else registered
         files = directory.artifacts(sha)
         # Registered audio keeps its row: its file may be missing for a while only.
         kept = {AUDIO} if is_owned else set[str]()
         if missing := rows.keys() - files - kept:
-            lines.append(
-                f"{sha}: deleted the rows of {len(missing)} files that are not there"
-            )
+            what = f"{len(missing)} files that are not there"
+            lines.append(f"{sha}: deleted the rows of {what}")
         stored_files.remove(db, sha, missing | unowned)
         orphans = (files - rows.keys()) | (unowned - missing)
         if is_owned and AUDIO in orphans and _restored(db, directory, sha):
@@ -226,9 +222,8 @@ def _settle_copies(
     with database.write() as db:
         rows = {row.artifact: row.segment for row in stored_files.of_audio(db, sha)}
         if Segment.REGISTERED in rows.values() and not owners.is_owned(db, sha):
-            lines.append(
-                f"{sha}: deleted the rows of {len(rows)} files without an owner"
-            )
+            what = f"{len(rows)} files without an owner"
+            lines.append(f"{sha}: deleted the rows of {what}")
             stored_files.remove(db, sha)
             rows = {}
     if orphans := found - rows.keys():
@@ -239,21 +234,14 @@ def _settle_copies(
 
 def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
     """Write the row of an audio whose file is there again, if the file is whole."""
-    blob = directory.read(sha, AUDIO)
-    if blob is None:
-        return False
+    blob = directory.read(sha, AUDIO) or b""
+    segment, num_bytes = Segment.REGISTERED, len(blob)
     file = StoredFile(
-        audio_sha256=sha,
-        artifact=AUDIO,
-        segment=Segment.REGISTERED,
-        num_bytes=len(blob),
+        audio_sha256=sha, artifact=AUDIO, segment=segment, num_bytes=num_bytes
     )
-    try:
-        audio_file.from_bytes(blob, key_of(file))
-    except SourceCorruptError:
-        return False
-    stored_files.put(db, file, None)
-    return True
+    if is_whole := not _fault(blob, file):
+        stored_files.put(db, file, None)
+    return is_whole
 
 
 class Verification:

@@ -31,11 +31,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
 from vllm_tts_cache.catalogue import speakers
 from vllm_tts_cache.catalogue.deletions import Deletion, stock_name_hash
 from vllm_tts_cache.catalogue.names import clean, fold
-from vllm_tts_cache.catalogue.records import (
-    DEFAULT_TENANT,
-    NewSpeaker,
-    unpack_embedding,
-)
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, NewSpeaker
 from vllm_tts_cache.catalogue.schema import imported_file
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, opening_lock
 from vllm_tts_cache.config import RegistrationPolicy
@@ -77,13 +73,7 @@ class ImportedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockVoice:
-    """What the header of a voice file says.
-
-    Attributes:
-        name: The name to show.
-        metadata: Stock's fields, as text.
-        file: The file, as it is remembered after the import.
-    """
+    """A voice file with the name to show, and stock's fields of its header, as text."""
 
     name: str
     metadata: dict[str, str]
@@ -339,13 +329,14 @@ def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, DecodedAudio | Non
         if not (sample_rate_hz := _integer(metadata, "sample_rate")):
             raise StockFileError("its header has no sample rate")
         audio = ReferenceAudio.of(samples, sample_rate_hz)
-        sample = {
-            "audio_sha256": audio.audio_sha256,
-            "num_samples": audio.num_samples,
-            "sample_rate_hz": audio.sample_rate_hz,
-        }
+        names = "audio_sha256", "num_samples", "sample_rate_hz"
+        sample = {field: getattr(audio, field) for field in names}
     elif "speaker_embedding" in tensors:
-        sample = {"embedding": _vector(tensors["speaker_embedding"])}
+        embedding = tensors["speaker_embedding"]
+        if embedding.dtype.kind != "f":
+            raise StockFileError(f"its speaker embedding is {embedding.dtype}")
+        values = np.ravel(embedding).astype(np.float32).tolist()
+        sample = {"embedding": tuple(values)}
     else:
         raise StockFileError("it has neither audio nor a speaker embedding")
     file_size = _integer(metadata, "file_size")
@@ -371,9 +362,3 @@ def _mono(audio: npt.NDArray[Any]) -> Samples:
     if not np.isfinite(mono).all():
         raise StockFileError("its audio has values that are no numbers")
     return np.ascontiguousarray(mono, dtype=np.float32)
-
-
-def _vector(embedding: npt.NDArray[Any]) -> tuple[float, ...]:
-    if embedding.dtype.kind != "f":
-        raise StockFileError(f"its speaker embedding is {embedding.dtype}")
-    return unpack_embedding(np.ascontiguousarray(embedding, dtype="<f4").tobytes())
