@@ -26,12 +26,10 @@ speaker_alias = Table(
 )
 
 _row = speaker_alias.c
-_IS_ALIAS = (_row.tenant == bindparam("tenant")) & (
-    _row.alias_key == bindparam("alias_key")
-)
-HAS_ALIAS = (
-    speaker.c.generation == select(_row.generation).where(_IS_ALIAS).scalar_subquery()
-)
+_IS_TENANTS = _row.tenant == bindparam("tenant")
+_IS_ALIAS = _IS_TENANTS & (_row.alias_key == bindparam("alias_key"))
+_ITS = select(_row.generation).where(_IS_ALIAS).scalar_subquery()
+HAS_ALIAS = speaker.c.generation == _ITS
 # Of a voice that has expired, and is not deleted yet.
 _FREE = speaker_alias.delete().where(_IS_ALIAS)
 _HOLDERS = select(

@@ -157,10 +157,9 @@ def _why_invalid(name: str) -> str | None:
 def _first_unseen(name: str) -> str | None:
     """Return the first invisible character that shapes no visible one beside it."""
     for at, character in enumerate(name):
-        invisible = unicodedata.category(character) == "Cf" or _INVISIBLE.match(
-            character
-        )
-        if invisible and not _shapes_neighbours(name, at):
+        is_format = unicodedata.category(character) == "Cf"
+        is_unseen = is_format or _INVISIBLE.match(character)
+        if is_unseen and not _shapes_neighbours(name, at):
             return character
     return None
 

@@ -93,9 +93,8 @@ _OF_AUDIO = _ROWS.where(_IS_OF_AUDIO).order_by(_ROW.id)
 _INSERT = stored_file.insert().values(used_at=_NEXT_USE)
 _DELETE = stored_file.delete().where(_IS_ROW)
 _FAILED = failed_encode.c
-_DELETE_FAILURES = failed_encode.delete().where(
-    _FAILED.audio_sha256 == bindparam("of_sha")
-)
+_HAS_FAILED = _FAILED.audio_sha256 == bindparam("of_sha")
+_DELETE_FAILURES = failed_encode.delete().where(_HAS_FAILED)
 _DELETE_FAILURE = _DELETE_FAILURES.where(_FAILED.artifact == bindparam("of_artifact"))
 _USED = select(usage.c.num_files, usage.c.num_bytes).where(_IS_SUM)
 _ADD = (

@@ -61,10 +61,8 @@ def add(db: Connection, writer: str, batch: str, spoken: Mapping[Key, Counts]) -
     insert: Any = postgresql.insert if schema.is_postgres(db) else sqlite.insert
     last = {"request_hash": batch, "done_at": schema.now(db)}
     mark = insert(done_request).values(key_hash=writer, speaker_id="", **last)
-    is_new = done_request.c.request_hash != batch
-    mark = mark.on_conflict_do_update(
-        index_elements=["key_hash"], set_=last, where=is_new
-    )
+    again = {"set_": last, "where": done_request.c.request_hash != batch}
+    mark = mark.on_conflict_do_update(index_elements=["key_hash"], **again)
     if db.execute(mark.returning(done_request.c.key_hash)).first() is None:
         return
     new = insert(voice_usage)

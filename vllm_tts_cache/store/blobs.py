@@ -70,23 +70,20 @@ class BucketOwner:
                 self.copies.keep(file, staged.data)
 
     def remove(
-        self, db: Connection, audio_sha256: str, artifacts: Collection[str]
+        self, _db: Connection, audio_sha256: str, artifacts: Collection[str]
     ) -> None:
         """Remove copies; deleting the rows leaves the objects to `sweep`."""
-        del db
         self.files.remove(audio_sha256, artifacts)
 
     def discard(
-        self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
+        self, db: Connection, audio_sha256: str, keep: Collection[str], _id: int
     ) -> None:
         """Unless artifacts are kept, have `place` refuse staged bytes of the audio."""
-        del deletion_id
         if not keep:
             objects.release_audio(db, audio_sha256)
 
-    def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
+    def finish_discard(self, audio_sha256: str | None, _id: int) -> None:
         """Remove all copies and objects of the audio that have no row."""
-        del deletion_id
         if audio_sha256 is not None:
             self.copies.delete_unstored(audio_sha256)
             self.sweep(audio_sha256)
@@ -120,11 +117,9 @@ class BucketOwner:
         names = {name for name, _ in sizes if objects.NAME.fullmatch(name)}
         with self._database.read() as db:
             announced = objects.names(db)
-        # Rows are read last: an object claimed in between is in one of the sets.
-        with self._database.read() as db:
+            # Rows are read last: an object claimed in between is in one of the sets.
             rows = stored_files.between(db, prefix, prefix + "g")
-        strays = sorted(names - announced - {row.object_name for row in rows})
-        with self._database.read() as db:
+            strays = sorted(names - announced - {row.object_name for row in rows})
             for name in strays:
                 objects.release_announced(db, name)
         return strays

@@ -86,7 +86,10 @@ class Bundles:
             files = {bundle_format.EMBEDDING: records.pack_embedding(embedding)}
         else:
             files = self._audio("audio", sha, record)
-        consent = self._consent(record)
+        consent = None
+        if record.consent_id is not None:
+            with suppress(errors.ConsentNotFoundError):  # deleted a moment ago
+                consent = self._store.consents.get(record.consent_id, record.tenant)
         if consent is not None:
             files |= self._audio("consent", consent.audio_sha256, record)
         # Encodings that do not fit are left out; the importing server makes them.
@@ -172,13 +175,6 @@ class Bundles:
                     copy = replace(new, name=name, extras=extras)
                     return register(copy, audio, is_new=True)
         raise errors.SpeakerExistsError(new.name)
-
-    def _consent(self, record: records.SpeakerRecord) -> ConsentRecord | None:
-        if record.consent_id is None:
-            return None
-        with suppress(errors.ConsentNotFoundError):  # deleted a moment ago
-            return self._store.consents.get(record.consent_id, record.tenant)
-        return None
 
     def _audio(
         self, what: str, sha: str, record: records.SpeakerRecord

@@ -26,7 +26,7 @@ class ConsentRecord:
     """A consent recording.
 
     Attributes:
-        number: Grows with every recording; the order of lists.
+        number: Grows with every recording.
         name: A label for people; need not be unique.
         language: BCP 47 tag of what is said.
         created_at: Unix seconds.

@@ -36,7 +36,6 @@ from vllm_tts_cache.store.writer import Writer
 _PAUSE_SECONDS = 0.001
 # The parts in which lines of one kind differ.
 _DETAIL = re.compile(r"\b[0-9a-f]{64}: |\d+ ?")
-_MAX_KINDS = 20
 # Differences are checked again after this: a process may be about to commit.
 _SETTLE_SECONDS = 0.3
 
@@ -49,22 +48,21 @@ def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
 
     def run() -> None:
         try:
-            _log(recover())
+            lines = recover()
         except TTSCacheError as exc:
             logger.warning("Recovering the store failed: %s", exc)
+            return
+        for line in lines:
+            logger.debug("Recovered: %s.", line)
+        # There may be a line of one kind for each file.
+        kinds = Counter(_DETAIL.sub("", line).strip() for line in lines).most_common(20)
+        if kinds:
+            counted = "; ".join(f"{num} x {kind}" for kind, num in kinds)
+            logger.info("Recovered: %s.", counted)
 
     thread = threading.Thread(target=run, name="tts-cache-recover", daemon=True)
     thread.start()
     return thread
-
-
-def _log(lines: list[str]) -> None:
-    for line in lines:
-        logger.debug("Recovered: %s.", line)
-    # There may be a line of one kind for each file.
-    kinds = Counter(_DETAIL.sub("", line).strip() for line in lines)
-    if counted := [f"{num} x {kind}" for kind, num in kinds.most_common(_MAX_KINDS)]:
-        logger.info("Recovered: %s.", "; ".join(counted))
 
 
 def _all_done(steps: Iterable[Callable[[], object]]) -> list[str]:
@@ -170,9 +168,8 @@ def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
                 known.setdefault(row.audio_sha256, set()).add(row.artifact)
             either = found.keys() | known.keys()
             differing |= {sha for sha in either if found.get(sha) != known.get(sha)}
-    return [
-        line for sha in sorted(differing) for line in settle(directory, database, sha)
-    ]
+    settled = (settle(directory, database, sha) for sha in sorted(differing))
+    return [line for lines in settled for line in lines]
 
 
 def _artifacts(directory: StoreDirectory, prefix: str) -> dict[str, set[str]]:
