@@ -1,4 +1,4 @@
-"""Records of speakers, what registering and changing take, and segments of files.
+"""Records of speakers, and what registering and changing take.
 
 The transcript of several clips has a line for each, in their order.
 """

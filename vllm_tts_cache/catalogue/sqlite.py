@@ -17,7 +17,7 @@ from vllm_tts_cache.files import FILE_MODE, free_bytes, storage_error
 
 FILE_NAME = "catalogue.sqlite3"
 
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = 10.0  # that a writer waits for another one
 # On an event loop; a reader waits only while the file is opened or recovered.
 AT_ONCE_SECONDS = 0.05
 # Another process may be importing a large directory.
@@ -30,16 +30,15 @@ class SqliteFile(Backend):
     """A catalogue in one file; see `Backend`.
 
     A pool rather than a connection per thread: a thread that ends would leave its
-    connection open until the garbage collector finds it. A writer waits for another
-    one for ``busy_seconds``.
+    connection open until the garbage collector finds it.
     """
 
     has_leases = False
 
-    def __init__(self, path: Path, *, busy_seconds: float = BUSY_SECONDS):
+    def __init__(self, path: Path):
         self.path = path
         self.where = str(path)
-        self.reading = _open_engine(path, busy_seconds)
+        self.reading = _open_engine(path, BUSY_SECONDS)
         self.renewing = self.reading  # not used, as there are no leases
         self.quick = _open_engine(path, AT_ONCE_SECONDS)
         # IMMEDIATE: what is read before writing must still hold when it is written.

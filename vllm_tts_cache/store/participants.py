@@ -123,7 +123,7 @@ class LockedParticipants(_Participants):
         Joins again if another program removed the lock file, and others took this
         process for dead. `missed` then has the caller empty its memory.
         """
-        if self.id is None:  # nor in a child, whose copy of the turn may be held
+        if self.id is None:  # also in a child, whose copy of the turn may be held
             return Standing(seconds=0.0)
         with self._turn:
             mine, present = self.id, self._presence

@@ -54,7 +54,7 @@ class StockFileError(Exception):
     """A file of stock vLLM-Omni is not imported; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImportedFile:
     """A file that the import has read; with another time or size it is a new file.
 
@@ -141,10 +141,14 @@ class StockImport:
                 if not entry.name.endswith(".safetensors"):
                     continue
                 with self._reported(entry.name):
-                    name, mtime_ns, size = found = _described(entry)
+                    if encodable(entry.name) != entry.name:
+                        raise StockFileError("its name is not UTF-8")
+                    if not entry.is_file():
+                        raise StockFileError("it is not a file")
+                    stat = entry.stat()
+                    found = entry.name, stat.st_mtime_ns, stat.st_size
                     if found not in known:
-                        new = ImportedFile(file_name=name, mtime_ns=mtime_ns, size=size)
-                        files.append(new)
+                        files.append(ImportedFile(*found))
         return files
 
     def _by_voice(self, files: list[ImportedFile]) -> list[list[StockVoice]]:
@@ -245,23 +249,6 @@ def _check(db: Connection, file: ImportedFile, policy: RegistrationPolicy) -> No
     if policy == "immutable":
         reason = "the name is registered and the registration policy is 'immutable'"
         raise StockFileError(reason)
-
-
-def _described(entry: "os.DirEntry[str]") -> tuple[str, int, int]:
-    """Return name, time in ns and size of a directory's entry.
-
-    Raises:
-        StockFileError: The entry is no regular file, or its name is not UTF-8.
-        OSError: The entry is gone.
-    """
-    try:
-        entry.name.encode()
-    except UnicodeEncodeError as exc:
-        raise StockFileError("its name is not UTF-8") from exc
-    if not entry.is_file():
-        raise StockFileError("it is not a file")
-    stat = entry.stat()
-    return entry.name, stat.st_mtime_ns, stat.st_size
 
 
 def _read_header(path: Path, file: ImportedFile) -> StockVoice:

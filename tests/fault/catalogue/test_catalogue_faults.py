@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, text
 
 from tests.store_samples import delete, opened, register, settings_of, voice
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import schema, sqlite
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.sqlite import BUSY_SECONDS, SqliteFile
@@ -121,9 +121,12 @@ def test_a_catalogue_that_another_process_holds_is_waited_for(tmp_path):
     store.close()
 
 
-def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(store, tmp_path):
+def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(
+    store, tmp_path, monkeypatch
+):
     register(store, "ana")
-    impatient = Database(SqliteFile(tmp_path / FILE, busy_seconds=0.1), tmp_path)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
+    impatient = Database(SqliteFile(tmp_path / FILE), tmp_path)
     with held(tmp_path) as holder:
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
