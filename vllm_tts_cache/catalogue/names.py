@@ -54,11 +54,6 @@ def fold(name: str) -> str:
     return _composed(_composed(name).casefold())
 
 
-def is_too_long(text: str) -> bool:
-    """Whether a text is longer than every name and id of a speaker."""
-    return len(text.strip()) > MAX_LOOKED_UP_CHARS
-
-
 def keys_of(name: str) -> tuple[tuple[KeyColumn, str], ...]:
     """Return the columns, and the values in them, by which to look up a voice.
 

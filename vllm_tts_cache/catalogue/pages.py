@@ -1,8 +1,7 @@
 """Lists of speakers, a page at a time: what is on one, and where the next begins."""
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from vllm_tts_cache.catalogue.names import (
     MAX_LOOKED_UP_CHARS,
     fold,
     is_storable,
-    is_too_long,
     is_voice_id,
 )
 from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, SpeakerRecord
@@ -59,7 +57,7 @@ class Page:
             if not is_storable(text):
                 reason = "it contains an unpaired surrogate or NUL"
                 raise InvalidSpeakerError(name, reason)
-            if is_too_long(text):
+            if len(text.strip()) > MAX_LOOKED_UP_CHARS:
                 reason = f"at most {MAX_LOOKED_UP_CHARS} characters are allowed"
                 raise InvalidSpeakerError(name, reason)
 
@@ -81,13 +79,21 @@ def records(db: Connection, page: Page) -> list[SpeakerRecord]:
     Raises: InvalidSpeakerError: ``after`` is no cursor.
     """
     found: list[SpeakerRecord] = []
-    num_bytes = 0
-    with closing(_in_parts(db, page)) as all_:
-        for record in all_:
-            found.append(record)
-            num_bytes += _bytes_in_answer(record)
-            if len(found) > 1 and num_bytes > PAGE_MAX_BYTES:
-                break
+    num_bytes = num_before = 0
+    part_limit = _PART if schema.is_postgres(db) else page.limit
+    while (num_left := page.limit - len(found)) > 0:
+        after = cursor(found[-1], page.sort) if found else page.after
+        part = replace(page, limit=min(num_left, part_limit), after=after)
+        query = _on_page(db, speakers.RECORDS, part)
+        with db.execute(query) as rows:  # closed: SQLite would go on reading
+            for record in map(speakers.of_row, rows):
+                found.append(record)
+                num_bytes += _bytes_in_answer(record)
+                if len(found) > 1 and num_bytes > PAGE_MAX_BYTES:
+                    return found
+        if len(found) < num_before + part.limit:
+            break
+        num_before = len(found)
     return found
 
 
@@ -112,24 +118,6 @@ def names(db: Connection, page: Page) -> list[str]:
     return list(db.execute(_on_page(db, select(speaker.c.name), page)).scalars())
 
 
-def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None]:
-    left = page.limit
-    part_limit = _PART if schema.is_postgres(db) else left
-    while left > 0:
-        part = replace(page, limit=min(left, part_limit))
-        query = _on_page(db, speakers.RECORDS, part)
-        num_rows, record = 0, None
-        with db.execute(query) as rows:  # closed: SQLite would go on reading
-            for row in rows:
-                record = speakers.of_row(row)
-                num_rows += 1
-                yield record
-        if record is None or num_rows < part.limit:
-            return
-        left -= num_rows
-        page = replace(page, after=cursor(record, page.sort))
-
-
 def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
     is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > schema.now(db))
     query, row = _of_tenant(query.where(is_there), page)
@@ -139,11 +127,7 @@ def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
     if page.after:
         query = query.where(_behind(db, page, row))
     age = row.created_at, speaker.c.speaker_id
-    order = {
-        "name": (row.name_key,),
-        "newest": [column.desc() for column in age],
-        "oldest": age,
-    }
+    order = {"name": [row.name_key], "newest": [c.desc() for c in age], "oldest": age}
     return query.order_by(*order[page.sort]).limit(page.limit)
 
 

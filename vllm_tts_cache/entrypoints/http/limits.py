@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_tts_cache.audio.decode import is_data_url
-from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS, is_too_long
+from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.logs import encodable
 
@@ -65,7 +65,7 @@ def check_speech(given: object) -> None:
         if name in _URLS:
             _check_urls(field, value)
         elif name in _LOOKED_UP and isinstance(value, str):
-            if is_too_long(value):
+            if len(value.strip()) > MAX_LOOKED_UP_CHARS:
                 raise _too_long(field, MAX_LOOKED_UP_CHARS)
         elif name == _REFERENCES and isinstance(value, list):
             _check_references(value)
