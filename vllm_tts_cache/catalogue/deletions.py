@@ -7,11 +7,11 @@ public id, until a DELETE has reported its end or a day has passed since the req
 
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Select,
@@ -58,15 +58,9 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionProgress:
-    """How far a deletion is.
+class DeletionProgress(Deletion):
+    """How far a deletion is: ``waiting_for`` participants have not confirmed it yet."""
 
-    Attributes:
-        files_removed: Whether all its files are removed.
-        waiting_for: Number of participants that have not confirmed.
-    """
-
-    deletion: Deletion
     files_removed: bool
     waiting_for: int
 
@@ -126,7 +120,7 @@ def add(
     insert = deletion.insert().values(**row).returning(deletion.c.id)
     number: int = db.execute(insert).scalar_one()
     if audio_sha256 is not None or is_postgres(db):
-        asked = select(participant.c.id, literal(number))
+        asked = select(participant.c.id, literal(number, BigInteger))
         db.execute(confirmation.insert().from_select(_ASKED, asked))
     return Deletion(id=number, audio_sha256=audio_sha256, public_id=public_id)
 
@@ -201,7 +195,7 @@ def delete_old(db: Connection) -> None:
 def delete_finished(db: Connection, tenant: str, name: str) -> None:
     """Delete the rows of a name's finished deletions, before another one begins."""
     for progress in _progress(db, _is_of(tenant, name)):
-        acknowledge(db, progress.deletion.id)
+        acknowledge(db, progress.id)
 
 
 def join(db: Connection, participant_id: str) -> None:
@@ -316,13 +310,7 @@ def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProg
     is_of_row = confirmation.c.deletion_id == deletion.c.id
     waiting = _awaited(db, select(func.count(confirmation.c.participant_id)))
     num_waiting = waiting.where(is_of_row).correlate(deletion).scalar_subquery()
-    query = select(*_COLUMNS, deletion.c.files_removed, num_waiting).where(where)
-    rows: Sequence[Any] = db.execute(query.order_by(deletion.c.id)).all()
-    return [
-        DeletionProgress(
-            deletion=Deletion(id=number, audio_sha256=sha, public_id=public_id),
-            files_removed=bool(files_removed),
-            waiting_for=waiting_for,
-        )
-        for number, sha, public_id, files_removed, waiting_for in rows
-    ]
+    is_removed = (deletion.c.files_removed == 1).label("files_removed")
+    query = select(*_COLUMNS, is_removed, num_waiting.label("waiting_for"))
+    rows = db.execute(query.where(where).order_by(deletion.c.id))
+    return [DeletionProgress(**row) for row in rows.mappings()]

@@ -371,7 +371,7 @@ def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> No
         found = deletions.get(db, deletion.id)
         if found is None or found.files_removed:
             return
-        if (sha := found.deletion.audio_sha256) is not None:
+        if (sha := found.audio_sha256) is not None:
             stored = {file.artifact for file in stored_files.of_audio(db, sha)}
             if owners.is_owned(db, sha):  # another voice has the same clip
                 stored.add(AUDIO)

@@ -121,13 +121,11 @@ def test_a_catalogue_that_another_process_holds_is_waited_for(tmp_path):
     store.close()
 
 
-def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(
-    store, tmp_path, monkeypatch
-):
+def test_a_catalogue_held_for_too_long_is_busy_and_reads_go_on(store, monkeypatch):
     register(store, "ana")
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
-    impatient = Database(SqliteFile(tmp_path / FILE), tmp_path)
-    with held(tmp_path) as holder:
+    impatient = Database(SqliteFile(store.directory / FILE), store.directory)
+    with held(store.directory) as holder:
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
             db.execute(text("SELECT 1"))

@@ -162,7 +162,7 @@ def nothing_is_left(directory, deleted):
         progress = store.progress(deleted.asked)
         if progress is not None:
             assert progress.is_finished, progress
-            store.acknowledge(progress.deletion.id)
+            store.acknowledge(progress.id)
         assert store.progress(deleted.asked) is None
         assert store.num_unfinished_deletions() == 0
         deleted.check(store)

@@ -270,7 +270,7 @@ def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
         assert store.participants.deletions_to_confirm() == []
     deletion = mine.registrations.delete("Ann")
     progress = other.progress("ann")
-    assert (progress.deletion, progress.files_removed) == (deletion, False)
+    assert (progress.id, progress.files_removed) == (deletion.id, False)
     assert (progress.waiting_for, progress.is_finished) == (2, False)
     # Before the files are gone there is nothing to confirm: they could be read again.
     assert other.participants.deletions_to_confirm() == []
@@ -355,7 +355,7 @@ def test_deleting_a_name_again_tells_of_the_new_deletion(store):
         store.remove_files(store.registrations.delete("Ann"))
     register(store, "Ann", 3)
     deletion = store.registrations.delete("Ann")
-    assert store.progress("Ann").deletion == deletion
+    assert store.progress("Ann").id == deletion.id
     store.remove_files(deletion)
     assert store.progress("Ann").is_finished
 

@@ -183,7 +183,7 @@ class Deletions:
         except (errors.SpeakerNotFoundError, errors.ConsentNotFoundError):
             if (progress := await look()) is None:
                 raise
-            public_id = progress.deletion.public_id
+            public_id = progress.public_id
         except errors.AlreadyDoneError as exc:
             public_id = exc.speaker_id
         else:
@@ -199,7 +199,7 @@ class Deletions:
                 )
             await asyncio.sleep(PROGRESS_SECONDS)
         if progress is not None:  # else another caller acknowledged it
-            await self._clients.run(self._store.acknowledge, progress.deletion.id)
+            await self._clients.run(self._store.acknowledge, progress.id)
         return public_id
 
     def carry_out(self, deletion: Deletion) -> None:
