@@ -4,9 +4,8 @@ The transactions that register and delete also update ``tenant_usage`` and
 ``tenant_audio``, so that a limit is checked by reading one row.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, literal, select, text, union_all
 
@@ -14,8 +13,20 @@ from vllm_tts_cache.catalogue.schema import consent, speaker, tenant_audio, tena
 
 _COLUMNS = speaker.c.audio_sha256, consent.c.audio_sha256
 
-_NAMES = "num_voices", "num_consents", "audio_bytes"
-_COUNTS = tuple(tenant_usage.c[name] for name in _NAMES)
+
+class TenantUsage(NamedTuple):
+    """The usage of one tenant.
+
+    ``audio_bytes`` are of reference audio and consent recordings; a clip that the
+    tenant has more than once counts once.
+    """
+
+    num_voices: int = 0
+    num_consents: int = 0
+    audio_bytes: int = 0
+
+
+_COUNTS = tuple(tenant_usage.c[name] for name in TenantUsage._fields)
 # The sums of PostgreSQL are decimal numbers.
 _SUMS = """SELECT t.tenant,
     (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant),
@@ -76,29 +87,16 @@ def _found(db: Connection, query_of: Callable[[Any], Any]) -> set[str]:
     return {each for c in _COLUMNS for each in db.execute(query_of(c)).scalars()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantUsage:
-    """The usage of one tenant.
-
-    ``audio_bytes`` are of reference audio and consent recordings; a clip that the
-    tenant has more than once counts once.
-    """
-
-    num_voices: int = 0
-    num_consents: int = 0
-    audio_bytes: int = 0
-
-
 def of_tenant(db: Connection, tenant: str) -> TenantUsage:
     """Return a tenant's usage; reads one row."""
     row = db.execute(_OF_TENANT, {"of_tenant": tenant}).first()
-    return TenantUsage() if row is None else _usage(row)
+    return TenantUsage() if row is None else TenantUsage(*row)
 
 
 def of_all(db: Connection) -> dict[str, TenantUsage]:
     """Return each tenant's usage; reads as many rows as there are tenants."""
     rows = db.execute(select(tenant_usage.c.tenant, *_COUNTS))
-    return {tenant: _usage(counts) for tenant, *counts in rows}
+    return {tenant: TenantUsage(*counts) for tenant, *counts in rows}
 
 
 def num_voices(db: Connection) -> int:
@@ -115,7 +113,7 @@ def count(
     audio_bytes: int = 0,
 ) -> None:
     """Add to a tenant's usage; negative numbers subtract."""
-    more = dict(zip(_NAMES, (voices, consents, audio_bytes), strict=True))
+    more = TenantUsage(voices, consents, audio_bytes)._asdict()
     given = {f"more_{name}": number for name, number in more.items()}
     if db.execute(_ADD, {"of_tenant": tenant, **given}).rowcount == 0:
         db.execute(tenant_usage.insert(), {"tenant": tenant, **more})
@@ -143,7 +141,8 @@ def disown(db: Connection, tenant: str, audio_sha256: str) -> None:
 def problems(db: Connection) -> list[str]:
     """Return where the usage tables differ from sums over rows; reads all rows."""
     kept = of_all(db)
-    counted = {tenant: _usage(sums) for tenant, *sums in db.execute(text(_SUMS))}
+    rows = db.execute(text(_SUMS))
+    counted = {tenant: TenantUsage(*sums) for tenant, *sums in rows}
     found = [
         f"usage of tenant {name}: {kept.get(name)}, the rows say {counted.get(name)}"
         for name in sorted(kept.keys() | counted.keys())
@@ -176,7 +175,3 @@ def _differing_audio(db: Connection) -> list[tuple[str, str]]:
     query = select(*key).where(rows.audio_sha256.is_not(None)).group_by(*key)
     found = db.execute(query.having(is_wrong).limit(_MAX_NAMED))
     return sorted((tenant, sha) for tenant, sha in found)
-
-
-def _usage(counts: Sequence[int]) -> TenantUsage:
-    return TenantUsage(**dict(zip(_NAMES, counts, strict=True)))
