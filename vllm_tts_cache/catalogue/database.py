@@ -130,7 +130,11 @@ def with_ballast(act: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
 class Database:
     """Connections to one catalogue, for any thread; safe beside other processes.
 
-    The attributes that lend a connection return a context manager, which raises
+    ``read``, ``snapshot``, ``renewing``, ``write`` and ``write_long`` lend a connection
+    of the engine in `Backend` that is named so. What ``read`` writes is committed by
+    each statement, without a turn: rows on which nothing else depends. The block of
+    ``write`` or ``write_long`` is one transaction, committed if the block succeeds;
+    after an error nothing was changed. They all raise
 
     * StorageBusyError: Another process writes, for longer than we wait.
     * StorageUnavailableError: The server does not answer, or was lost.
@@ -140,15 +144,6 @@ class Database:
         directory: The one whose ballast may be given up.
 
     Attributes:
-        read: Lends a connection; every statement sees one state of the catalogue. A
-            statement may write rows on which nothing else depends: it is committed by
-            itself, without a turn.
-        snapshot: As ``read``, and all statements see the same state.
-        renewing: As ``read``, on the connection that only renewals of leases use.
-        write: Lends a connection in a write transaction, committed if the block
-            succeeds. After an error nothing was changed.
-        write_long: As ``write``, for statements over all rows; other writers wait or
-            fail.
         kept: Idle connections to a file, of `first_at_once`.
         num_cut_off: Write transactions that were cut off, so that it is unknown whether
             they were committed: files that one placed may have stayed.

@@ -93,7 +93,7 @@ class Standing:
     """A participant's lease, and what there is to do for it.
 
     Attributes:
-        seconds: Seconds that are left of its lease; negative if it is over.
+        seconds: What is left of its lease; negative if it is over.
         is_asked: Whether a deletion waits for its confirmation.
         has_files_left: Whether there are deletions whose files are not all removed.
         has_expired: Whether a speaker has passed its ``expires_at``.

@@ -52,10 +52,8 @@ _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN
 _num_bytes = func.length(speaker.c.embedding, type_=Integer)
 _embedding_dim = _num_bytes // literal_column("4", Integer)
 # Whole records; see `of_row`.
-_COLUMNS = [
-    _embedding_dim if field == "embedding_dim" else speaker.c[field]
-    for field in _FIELDS
-]
+_row = speaker.c
+_COLUMNS = [_embedding_dim if f == "embedding_dim" else _row[f] for f in _FIELDS]
 RECORDS = select(*_COLUMNS)
 _IS_TENANTS = speaker.c.tenant == bindparam("tenant")
 _IS_NAMED = _IS_TENANTS & (speaker.c.name_key == bindparam("name_key"))

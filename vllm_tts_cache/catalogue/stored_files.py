@@ -97,15 +97,11 @@ _HAS_FAILED = _FAILED.audio_sha256 == bindparam("of_sha")
 _DELETE_FAILURES = failed_encode.delete().where(_HAS_FAILED)
 _DELETE_FAILURE = _DELETE_FAILURES.where(_FAILED.artifact == bindparam("of_artifact"))
 _USED = select(usage.c.num_files, usage.c.num_bytes).where(_IS_SUM)
-_ADD = (
-    usage.update()
-    .where(_IS_SUM)
-    .values(
-        num_files=usage.c.num_files + bindparam("more_files"),
-        num_bytes=usage.c.num_bytes + bindparam("more_bytes"),
-    )
-    .returning(usage.c.num_bytes)
-)
+_MORE = {
+    "num_files": usage.c.num_files + bindparam("more_files"),
+    "num_bytes": usage.c.num_bytes + bindparam("more_bytes"),
+}
+_ADD = usage.update().where(_IS_SUM).values(_MORE).returning(usage.c.num_bytes)
 _SINCE = (
     select(_ROW.id, _ROW.audio_sha256, _ROW.artifact)
     .where(_ROW.id > bindparam("after"))
@@ -301,15 +297,14 @@ def sums(db: Connection) -> dict[tuple[str, int], Usage]:
     group = _ROW.segment, _ROW.is_audio
     # PostgreSQL adds whole numbers up to a decimal one.
     num_bytes = cast(func.sum(_ROW.num_bytes), BigInteger)
-    total = func.count(), num_bytes
-    query = select(*group, *total).group_by(*group)
+    query = select(*group, func.count(), num_bytes).group_by(*group)
     return {(s, a): Usage(files, size) for s, a, files, size in db.execute(query)}
 
 
 def usage_problems(db: Connection) -> list[str]:
     """Return a line for each difference of ``usage`` from the rows."""
-    found = db.execute(select(usage)).all()
-    kept = {(s, a): Usage(files, size) for s, a, files, size in found}
+    rows = db.execute(select(usage))
+    kept = {(s, a): Usage(files, size) for s, a, files, size in rows}
     real = sums(db)
     return [
         f"usage of {key[0]}, {'audio' if key[1] else 'encodings'}: "

@@ -225,8 +225,8 @@ def _bind_to(db: Connection, directory_id: str, place: str) -> tuple[str, str, s
 
 
 def _catalogue_of(root: Path) -> str:
-    blob = read_whole(str(root / CATALOGUE_ID))
-    return "" if blob is None else blob.decode("ascii", "replace").strip()
+    blob = read_whole(str(root / CATALOGUE_ID)) or b""
+    return blob.decode("ascii", "replace").strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

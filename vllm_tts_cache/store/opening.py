@@ -54,13 +54,13 @@ def open_existing(settings: Settings) -> SpeakerStore:
     directory, url = settings.samples_dir, settings.catalogue_url
     if not url:
         binding.check_file(directory)
-    # Not made here: a mistyped path would then look right.
-    if not (url or (directory / FILE_NAME).is_file()):
-        raise NoCatalogueError(
-            f"SPEAKER_SAMPLES_DIR={str(directory)!r}: no server of this version has "
-            "stored voices there. Set SPEAKER_SAMPLES_DIR to the directory that the "
-            "server uses, or start the server once."
-        )
+        # Not made here: a mistyped path would then look right.
+        if not (directory / FILE_NAME).is_file():
+            raise NoCatalogueError(
+                f"SPEAKER_SAMPLES_DIR={str(directory)!r}: no server of this version "
+                "has stored voices there. Set SPEAKER_SAMPLES_DIR to the directory "
+                "that the server uses, or start the server once."
+            )
     database = Database(_backend(directory, url), directory)
     with _closed_on_error(database):
         database.check()
