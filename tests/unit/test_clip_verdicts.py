@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import printed_by
-
 from vllm_tts_cache.audio import speech_detector
 from vllm_tts_cache.audio.decode import decode, decode_path
 from vllm_tts_cache.audio.quality import (
