@@ -10,23 +10,21 @@ from tests.speaking import wav
 from tests.speech_server import Server, listening, running
 from vllm_tts_cache import files
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.cli import common, main
-from vllm_tts_cache.entrypoints.cli import doctor as server
-from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
+from vllm_tts_cache.entrypoints.cli import common, doctor, main
 from vllm_tts_cache.store.opening import open_store
 
 SLOW = (
-    (checks, "_SLOW_SYNC_MS", "fsync"),
-    (checks, "_SLOW_LOOK_MS", "catalogue"),
-    (server, "_SLOW_LOOK_MS", "server"),
+    ("_SLOW_SYNC_MS", "fsync"),
+    ("_SLOW_LOOK_MS", "catalogue"),
+    ("_SLOW_HTTP_LOOK_MS", "server"),
 )
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Nothing is slow, however busy this machine is."""
-    for module, name, _ in SLOW:
-        monkeypatch.setattr(module, name, float("inf"))
+    for name, _ in SLOW:
+        monkeypatch.setattr(doctor, name, float("inf"))
 
 
 def by_name(findings):
@@ -61,7 +59,7 @@ def test_this_environment_is_in_order(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.long  # 15 s; each server of tests/e2e imports the same
 def test_what_is_installed_can_be_imported_together():
-    found = by_name(checks.processors())
+    found = by_name(doctor.processors())
     assert found["wheels"].status == "ok"
     assert "torch" in found["wheels"].text
     assert found["GPU"].status == "ok"
@@ -85,33 +83,33 @@ def test_what_is_installed_can_be_imported_together():
     ),
 )
 def test_what_keeps_vllm_from_loading_us_is_said(environ, name, status):
-    assert by_name(checks.plugins(environ))[name].status == status
+    assert by_name(doctor.plugins(environ))[name].status == status
 
 
 def test_a_healthy_directory_is_ok_and_looked_into(settings):
-    found = by_name(checks.storage(settings))
+    found = by_name(doctor.storage(settings))
     assert {each.status for each in found.values()} == {"ok"}, found
     assert "0 voices, 0 API servers" in found["catalogue"].text
     assert list(settings.samples_dir.glob(".partial-*")) == []
 
 
-@pytest.mark.parametrize(("module", "name", "check"), SLOW[:2])
-def test_what_is_slow_is_a_warning(settings, monkeypatch, module, name, check):
-    monkeypatch.setattr(module, name, 0.0)
-    found = by_name(checks.storage(settings))
+@pytest.mark.parametrize(("name", "check"), SLOW[:2])
+def test_what_is_slow_is_a_warning(settings, monkeypatch, name, check):
+    monkeypatch.setattr(doctor, name, 0.0)
+    found = by_name(doctor.storage(settings))
     slow = {each for each, finding in found.items() if finding.status == "warn"}
     assert slow == {check}
 
 
 def test_a_directory_that_others_can_read_is_a_warning(settings):
     settings.samples_dir.chmod(0o755)
-    found = by_name(checks.storage(settings))["directory"]
+    found = by_name(doctor.storage(settings))["directory"]
     assert (found.status, "chmod 700" in found.hint) == ("warn", True)
 
 
 def test_a_directory_that_is_not_there_is_not_made(tmp_path):
     settings = Settings(samples_dir=tmp_path / "a" / "b")
-    found = by_name(checks.storage(settings))
+    found = by_name(doctor.storage(settings))
     assert found["directory"].status == "ok"
     assert "fsync" not in found
     assert not (tmp_path / "a").exists()
@@ -119,13 +117,13 @@ def test_a_directory_that_is_not_there_is_not_made(tmp_path):
 
 def test_a_file_in_its_place_is_a_failure(tmp_path):
     (tmp_path / "file").write_text("x")
-    found = by_name(checks.storage(Settings(samples_dir=tmp_path / "file")))
+    found = by_name(doctor.storage(Settings(samples_dir=tmp_path / "file")))
     assert found["directory"].status == "fail"
 
 
 def test_budgets_that_the_disk_has_no_room_for_are_a_warning(settings):
     larger = replace(settings, disk_max_bytes=1 << 60)
-    assert by_name(checks.storage(larger))["space"].status == "warn"
+    assert by_name(doctor.storage(larger))["space"].status == "warn"
 
 
 def test_a_file_system_of_several_hosts_is_a_warning(settings, monkeypatch):
@@ -134,25 +132,25 @@ def test_a_file_system_of_several_hosts_is_a_warning(settings, monkeypatch):
     monkeypatch.setattr(files, "_SHARED_FILE_SYSTEMS", kinds)
     if files.shared_file_system(settings.samples_dir) is None:
         pytest.skip("this file system is none that the test knows")
-    assert by_name(checks.storage(settings))["file system"].status == "warn"
+    assert by_name(doctor.storage(settings))["file system"].status == "warn"
 
 
 def test_a_catalogue_of_another_version_is_a_failure(settings):
     (settings.samples_dir / "catalogue.sqlite3").write_bytes(b"no database at all")
-    assert by_name(checks.storage(settings))["catalogue"].status == "fail"
+    assert by_name(doctor.storage(settings))["catalogue"].status == "fail"
 
 
 def test_the_file_of_tenants_is_read_as_a_server_reads_it(settings, tmp_path):
-    assert list(checks.tenants(settings)) == []
+    assert list(doctor.tenants(settings)) == []
     path = tmp_path / "tenants.json"
     path.write_text('{"tenants": [{"name": "acme", "keys": ["0123456789abcdef"]}]}')
     given = replace(settings, tenants_file=path)
     for mode, status in ((0o600, "ok"), (0o604, "warn")):
         path.chmod(mode)
-        (found,) = checks.tenants(given)
+        (found,) = doctor.tenants(given)
         assert (found.status, "1 tenants" in found.text) == (status, True)
     path.write_text('{"tenants": [{"name": "acme"}]}')
-    (found,) = checks.tenants(given)
+    (found,) = doctor.tenants(given)
     assert found.status == "fail" and "$.tenants[0]" in found.text
 
 
@@ -162,7 +160,7 @@ async def test_ours_is_known_from_others(default_checkpoint, tmp_path, monkeypat
         url = f"http://127.0.0.1:{port}"
         found = await run("doctor", "--quick", "--json", url=url)
         people = await run("doctor", "--quick", url=url)
-        monkeypatch.setattr(server, "_SLOW_LOOK_MS", 0.0)
+        monkeypatch.setattr(doctor, "_SLOW_HTTP_LOOK_MS", 0.0)
         slow = await run("doctor", "--quick", url=url)
         await served.register("Ann", wav())
         monkeypatch.setattr(common, "DEFAULT_URL", url)
