@@ -28,7 +28,7 @@ _COMMANDS = {
     "encode": ("models", "encode clips into a safetensors file, without a server"),
     "stage-config": ("models", "print the path of a deploy file"),
     "serve": ("trial", "serve a tiny checkpoint, or your own, on the CPU"),
-    "demo": ("demo", "register, precompute, speak, restart, speak again, on the CPU"),
+    "demo": ("trial", "register, precompute, speak, restart, speak again, on the CPU"),
     "make-checkpoint": (
         "trial",
         "write a tiny checkpoint with random weights (test equipment)",
