@@ -12,12 +12,11 @@ from typing import ClassVar
 class TTSCacheError(Exception):
     """Base of all errors raised by vllm-tts-cache.
 
-    Args:
-        message: None for the class's ``text``, if it always says the same.
-
     Attributes:
         http_status: The answer's status; a subclass names it as ``status=404``.
+        text: The message of a class that always says the same.
         retry_after_seconds: When to try again; only on errors that pass by themselves.
+        details: Fields of the answer beside ``error``; only on some errors.
     """
 
     http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -91,12 +90,9 @@ class InvalidSpeakerError(SpeakerRequestError):
         self.reason = reason
 
 
-# Characters shown of a text that a client sent, which may be anything.
-_MAX_QUOTED = 200
-
-
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
+    """Quote a text that a client sent, which may be anything."""
+    return repr(text if len(text) <= 200 else f"{text[:200]}…")
 
 
 # What OpenAI's clients send where nobody has chosen.
@@ -149,22 +145,14 @@ CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice f
 
 
 class SpeakerExistsError(SpeakerRequestError, status=409):
-    """The name is taken.
-
-    Args:
-        hint: Why that is a conflict, and the next step; ends the message.
-    """
+    """The name is taken; ``hint`` says why that is a conflict, and the next step."""
 
     def __init__(self, name: str, hint: str = _IS_IMMUTABLE):
         super().__init__(f"Voice {name!r} is already registered {hint}")
 
 
 class AlreadyDoneError(SpeakerRequestError, status=409):
-    """The request was done before, and its voice is deleted since (409).
-
-    Attributes:
-        speaker_id: Of the voice that it registered, or deleted.
-    """
+    """The request was done before, and its voice is deleted since (409)."""
 
     def __init__(self, speaker_id: str):
         super().__init__(
@@ -194,23 +182,8 @@ class ConsentNotFoundError(SpeakerRequestError, status=404):
         )
 
 
-# A setting, and the field of a tenant's entry with the same meaning.
-_MAX_VOICES = "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices"
-_MAX_AUDIO = "SPEAKER_CACHE_AUDIO_MAX_BYTES", "max_audio_bytes"
-
-
-def _raised(limit: tuple[str, str], is_tenants: bool) -> str:
-    setting, field = limit
-    of_tenant = f"have {field} of this key's tenant raised"
-    return of_tenant if is_tenants else f"raise {setting}"
-
-
 class ConsentInUseError(SpeakerRequestError, status=409):
-    """A consent recording cannot be deleted, as voices name it as their consent (409).
-
-    Attributes:
-        details: Fields of the answer beside ``error``.
-    """
+    """A consent recording is not deleted while voices name it as their consent."""
 
     def __init__(self, consent_id: str, voices: Sequence[tuple[str, str]]):
         names = ", ".join(repr(name) for _, name in voices)
@@ -227,7 +200,9 @@ class SpeakerLimitError(SpeakerRequestError, status=409):
     what = "voices are registered"
 
     def __init__(self, limit: int, *, is_tenants: bool = False):
-        raised = _raised(_MAX_VOICES, is_tenants)
+        raised = "raise SPEAKER_MAX_UPLOADED (0 = no limit)"
+        if is_tenants:
+            raised = "have max_voices of this key's tenant raised"
         super().__init__(
             f"{limit} {self.what}, which is the limit. Delete one, or {raised}."
         )
@@ -243,10 +218,13 @@ class AudioBudgetError(SpeakerRequestError, status=409):
     """The clip exceeds the byte limit of all or of a tenant's reference audio (409)."""
 
     def __init__(self, max_bytes: int, *, is_tenants: bool = False):
+        raised = "raise SPEAKER_CACHE_AUDIO_MAX_BYTES"
+        if is_tenants:
+            raised = "have max_audio_bytes of this key's tenant raised"
         super().__init__(
             f"The reference audio of the registered voices may take {max_bytes} "
             "bytes, and this clip no longer fits; nothing was changed. Delete a voice, "
-            f"send a shorter clip, or {_raised(_MAX_AUDIO, is_tenants)}."
+            f"send a shorter clip, or {raised}."
         )
 
 
@@ -296,11 +274,7 @@ class ServerBusyError(ServerFaultError, status=503):
 
 
 class DeletionPendingError(ServerFaultError, status=503):
-    """A voice is deleted, but its deletion is not finished (503).
-
-    Attributes:
-        details: Fields of the answer beside ``error``.
-    """
+    """A voice is deleted, but its deletion is not finished (503)."""
 
     retry_after_seconds = 1
 
@@ -315,8 +289,9 @@ class DeletionPendingError(ServerFaultError, status=503):
         self._log_text = (
             f"A voice is deleted, but not all of it is gone: its files are {left}"
         )
-        progress = {"files_removed": files_removed, "waiting_for": waiting_for}
-        self.details = {"deletion": progress}
+        self.details = {
+            "deletion": {"files_removed": files_removed, "waiting_for": waiting_for}
+        }
 
 
 class StorageError(ServerFaultError):
@@ -350,7 +325,6 @@ class StorageUnavailableError(StorageError, status=503):
     """The database of the catalogue cannot be reached, or does not answer (503).
 
     Args:
-        where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and users.
         was_cut_off: Whether a connection was refused or lost, so that a transaction on
             it may or may not be committed. Else the database was full or busy.
@@ -372,9 +346,7 @@ class StorageUnavailableError(StorageError, status=503):
 class ObjectStoreError(StorageError, status=503):
     """The object store does not answer, or not as it should (503).
 
-    Args:
-        where: What cannot be reached.
-        detail: What happened, for the operator: it may name hosts and objects.
+    The ``detail`` is for the operator: it may name hosts and objects.
     """
 
     retry_after_seconds = 5
@@ -439,11 +411,7 @@ class AudioGoneError(GoneError):
 
 
 class SpeakerReplacedError(GoneError, status=503):
-    """Another clip was registered under the voice's name meanwhile (503).
-
-    Attributes:
-        retry_after_seconds: When it is worth trying again.
-    """
+    """Another clip was registered under the voice's name meanwhile (503)."""
 
     retry_after_seconds = 2
 
@@ -453,9 +421,8 @@ class SpeakerReplacedError(GoneError, status=503):
             "encodings, another clip was registered under the name. Try again in "
             f"{self.retry_after_seconds} s."
         )
-        self._log_text = (
-            "A voice was replaced each time that a request had its encodings."
-        )
+        what = "A voice was replaced each time that a request had its encodings."
+        self._log_text = what
 
 
 class EncodersChangedError(GoneError):
