@@ -59,7 +59,7 @@ def test_what_gets_no_better_is_not_tried_again(errors):
 
 def test_who_waits_for_a_busy_server_is_stopped_at_once():
     stop = bulk.Stop()
-    stop.interrupt()
+    stop.set()
     with pytest.raises(bulk.StoppedError):
         bulk.patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
 

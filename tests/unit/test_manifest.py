@@ -6,6 +6,7 @@ import pytest
 
 from tests.audio_clips import sndfile_bytes
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.entrypoints.cli.voices.manifest import (
     ManifestError,
     NewVoice,
@@ -104,7 +105,8 @@ def test_a_file_that_is_no_manifest_is_refused_whole(folder, text, said):
 def test_a_row_without_consent_takes_that_of_all(folder):
     rows = "name,audio,consent\nann,clips/a.wav,\nbob,clips/a.wav,his\n"
     path = manifest(folder, rows)
-    assert [v.consent for v in read_manifest(path, consent="all")] == ["all", "his"]
+    consents = [v.speaker.consent for v in read_manifest(path, consent="all")]
+    assert consents == ["all", "his"]
     with pytest.raises(ManifestError, match="row 2: Invalid consent"):
         read_manifest(path, consent=None)
 
@@ -138,8 +140,11 @@ def test_what_is_wrong_with_several_clips_is_said(folder, audio, ref_text, said)
     assert row == 2 and said in reason
 
 
-def voice(**fields):
-    return NewVoice(name="ann", clips=(Path("a.wav"),), consent="signed", **fields)
+def voice(num_clips=1, **fields):
+    starts = tuple(range(num_clips))
+    fields |= {"audio_sha256": "0" * 64, "num_samples": 9, "sample_rate_hz": 1}
+    ann = NewSpeaker(name="ann", consent="signed", clip_starts=starts, **fields)
+    return NewVoice(speaker=ann, clips=(Path("a.wav"),) * num_clips)
 
 
 def registered(**fields):

@@ -139,7 +139,7 @@ def _of_arguments(
     description: str | None,
     expires_at: str | None,
 ) -> "NewVoice":
-    from vllm_tts_cache.catalogue.records import checked_extras, joined_transcript
+    from vllm_tts_cache.catalogue.records import joined_transcript
     from vllm_tts_cache.entrypoints.cli.voices.manifest import ManifestError, NewVoice
     from vllm_tts_cache.entrypoints.http.forms import parse_time
 
@@ -147,21 +147,20 @@ def _of_arguments(
     if name is None or not clips:
         raise ConfigError("give a NAME and a CLIP, or --manifest FILE.csv")
     try:
-        voice = NewVoice(
+        return NewVoice.checked(
+            tuple(clips),
+            consent,
+            row=None,
             name=name.strip(),
-            clips=tuple(clips),
-            consent=consent,
             expires_at=parse_time(expires_at),
             ref_text=joined_transcript(ref_texts or [], len(clips)),
             language=language,
             labels=labels,
-            extras=checked_extras(extras),
+            extras=extras,
             description=description,
         )
-        voice.check()
     except SpeakerRequestError as exc:
         raise ManifestError(name, [(None, str(exc))]) from exc
-    return voice
 
 
 def _add(
@@ -181,11 +180,12 @@ def _add(
 
     is_alone = voice.row is None  # it comes from the command line, not a manifest
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
-    there = bulk.patiently(partial(client.find, voice.name), stop)
+    name = voice.speaker.name
+    there = bulk.patiently(partial(client.find, name), stop)
     differing = list[str]()
     if there is not None:
         differing = voice.differences(there, [data for _, data in clips])
-        if fold(there["name"]) != fold(voice.name):
+        if fold(there["name"]) != voice.speaker.name_key:
             raise ConfigError(f"is an alias of {there['name']!r}; choose another name")
     details: dict[str, Any] = _row_of(voice)
     if there is not None and not differing and not there.get("audio_lost"):
@@ -207,9 +207,9 @@ def _add(
         details["id"] = answer.get("id")
         details |= {key: answer[key] for key in _REPORTED if key in answer}
     if waits:
-        answer = bulk.made(client, voice.name, stop, urgent=is_alone)
+        answer = bulk.made(client, name, stop, urgent=is_alone)
         details["cache_status"] = answer.get("cache_status")
-    return bulk.Outcome(name=voice.name, outcome=outcome, details=details)
+    return bulk.Outcome(name=name, outcome=outcome, details=details)
 
 
 def check(

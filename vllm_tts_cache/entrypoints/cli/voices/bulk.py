@@ -29,7 +29,6 @@ FAILED, NOT_TRIED = "failed", "not_tried"
 PATIENCE_SECONDS = 120.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
-_PROCESSING = "processing"
 # Tries where the connection breaks, as by a proxy or a server that is restarted.
 _MAX_BROKEN = 4
 
@@ -56,29 +55,16 @@ class Outcome:
         return {"name": self.name, "outcome": self.outcome, **error, **self.details}
 
 
-class Stop:
-    """Whether no more items are begun, and why.
+class Stop(threading.Event):
+    """Is set once no more items are begun.
 
     Attributes:
-        event: Set once no more items are begun.
         is_interrupted: Whether Ctrl-C set it.
         error: An error that the server would answer to all other items as well.
     """
 
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.is_interrupted = False
-        self.error: errors.TTSCacheError | None = None
-
-    def interrupt(self) -> None:
-        """Begin no more items: Ctrl-C was pressed."""
-        self.is_interrupted = True
-        self.event.set()
-
-    def give_up(self, error: errors.TTSCacheError) -> None:
-        """Begin no more items: they would fail with the same error."""
-        self.error = self.error or error
-        self.event.set()
+    is_interrupted = False
+    error: errors.TTSCacheError | None = None
 
 
 class StoppedError(Exception):
@@ -110,7 +96,7 @@ def patiently(call: Callable[[], T], stop: Stop) -> T:
             if time.monotonic() + pause > until:
                 raise
         # A random pause, so that requests refused together are not repeated together.
-        if stop.event.wait(pause * random.uniform(1.0, 1.3)):
+        if stop.wait(pause * random.uniform(1.0, 1.3)):
             raise StoppedError
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
@@ -131,8 +117,8 @@ def made(
     Raises: As `patiently`.
     """
     make = partial(client.precompute, name, force=force, urgent=urgent)
-    while (answer := patiently(make, stop)).get("cache_status") == _PROCESSING:
-        if stop.event.is_set():
+    while (answer := patiently(make, stop)).get("cache_status") == "processing":
+        if stop.is_set():
             raise StoppedError
     return answer
 
@@ -222,7 +208,7 @@ def in_parallel(
         return Outcome(name=str(item), outcome=outcome, error=error, details=more)
 
     def one(item: T) -> Outcome:
-        if stop.event.is_set():
+        if stop.is_set():
             return ended(item, NOT_TRIED)
         try:
             return work(item, stop)
@@ -232,7 +218,8 @@ def in_parallel(
         except (errors.TTSCacheError, OSError, UnicodeError) as exc:
             if not _is_answered_to_all(exc):
                 return ended(item, FAILED, common.reason_of(exc))
-            stop.give_up(exc)
+            stop.error = stop.error or exc
+            stop.set()
             return ended(item, NOT_TRIED)
 
     futures: list[Future[Outcome]] = []
@@ -244,7 +231,8 @@ def in_parallel(
             for _ in as_completed(futures):
                 bar.advance(task)
         except KeyboardInterrupt:
-            stop.interrupt()
+            stop.is_interrupted = True
+            stop.set()
             common.note("interrupted; waiting for requests that were sent")
     outcomes = [future.result() for future in futures]
     outcomes += (ended(item, NOT_TRIED) for item in items[len(outcomes) :])

@@ -190,7 +190,7 @@ def import_(
         importing = Importing(target, name, on_conflict)
         many = bulk.in_parallel(files, importing.add, title="importing", num_jobs=jobs)
         verified = None
-        if not many.stop.event.is_set():
+        if not many.stop.is_set():
             many, verified = importing.verified(many, jobs)
     if not as_json:
         for each in many.outcomes:

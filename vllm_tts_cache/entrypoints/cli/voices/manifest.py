@@ -4,14 +4,13 @@ import csv
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import check_size, decode_clips
 from vllm_tts_cache.catalogue import records
-from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import expanded
 from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_object, parse_time
 from vllm_tts_cache.logs import utf8
@@ -49,70 +48,63 @@ class NewVoice:
     """A voice that is to be registered.
 
     Attributes:
+        speaker: The voice without its audio.
         clips: One or several; for several, ``ref_text`` has a line for each.
         row: The voice's row of the manifest; None for a voice of the command line.
-        expires_at: Unix seconds.
     """
 
-    name: str
+    speaker: records.NewSpeaker
     clips: tuple[Path, ...]
-    consent: str
-    ref_text: str | None = None
-    language: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    description: str | None = None
-    expires_at: float | None = None
     row: int | None = None
 
-    def __str__(self) -> str:
-        return self.name
-
-    def check(self) -> None:
+    @classmethod
+    def checked(
+        cls, clips: tuple[Path, ...], consent: str, *, row: int | None, **given: Any
+    ) -> "NewVoice":
         """Refuse what a server would refuse, except for what is in the clips.
 
-        The clips must exist; the server decodes them.
+        The clips must exist; the server decodes them. The fields that are ``given`` are
+        `NewSpeaker`'s.
 
         Raises: SpeakerRequestError.
         """
-        if not self.consent:
+        if not consent:
             reason = (
                 "it is empty; a voice needs its speaker's consent: give --consent"
-                f"{'' if self.row is None else ', or the column consent'}"
+                f"{'' if row is None else ', or the column consent'}"
             )
             raise errors.InvalidSpeakerError("consent", reason)
-        records.check_is_to_come(self.expires_at, time.time())
-        records.NewSpeaker(
-            name=self.name,
-            consent=self.consent,
-            ref_text=self.ref_text,
-            description=self.description,
-            language=self.language,
-            labels=self.labels,
-            extras=self.extras,
-            expires_at=self.expires_at,
-            original_filename=utf8(self.clips[0].name),
+        records.check_is_to_come(given["expires_at"], time.time())
+        speaker = records.NewSpeaker(
+            consent=consent,
+            original_filename=utf8(clips[0].name),
             audio_sha256="of clips that are read later",
-            num_samples=len(self.clips),
+            num_samples=len(clips),
             sample_rate_hz=1,
-            clip_starts=tuple(range(len(self.clips))),
+            clip_starts=tuple(range(len(clips))),
+            **given,
         )
         # One request sends all clips.
-        check_size(sum(map(_num_bytes, self.clips)))
+        check_size(sum(map(_num_bytes, clips)))
+        return cls(speaker=speaker, clips=clips, row=row)
+
+    def __str__(self) -> str:
+        return self.speaker.name
 
     def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
         """Return the fields of the voice's registration."""
+        its = self.speaker
         given = {
-            "name": self.name,
-            "consent": self.consent,
-            "ref_text": self.ref_text,
-            "language": self.language,
-            "labels": json.dumps(dict(self.labels)) if self.labels else None,
-            "speaker_description": self.description,
-            "expires_at": None if self.expires_at is None else repr(self.expires_at),
+            "name": its.name,
+            "consent": its.consent,
+            "ref_text": its.ref_text,
+            "language": its.language,
+            "labels": json.dumps(dict(its.labels)) if its.labels else None,
+            "speaker_description": its.description,
+            "expires_at": None if its.expires_at is None else repr(its.expires_at),
             "precompute": "true" if precompute else "false",
             "check": "true" if check else "false",
-            **{extra: json.dumps(value) for extra, value in self.extras.items()},
+            **{extra: json.dumps(value) for extra, value in its.extras.items()},
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -123,15 +115,16 @@ class NewVoice:
 
         The clips are decoded: the same samples in another file are the same clip.
         """
+        its = self.speaker
         ours = {
-            "name": self.name,
-            "consent": self.consent,
-            "ref_text": records.transcript_of_clips(self.ref_text, len(self.clips)),
-            "language": self.language,
-            "labels": dict(self.labels),
-            "speaker_description": self.description,
-            "expires_at": None if self.expires_at is None else int(self.expires_at),
-            **self.extras,
+            "name": its.name,
+            "consent": its.consent,
+            "ref_text": its.ref_text,
+            "language": its.language,
+            "labels": dict(its.labels),
+            "speaker_description": its.description,
+            "expires_at": None if its.expires_at is None else int(its.expires_at),
+            **its.extras,
         }
         theirs = {"labels": {}, **voice}
         found = [name for name in ours if ours[name] != theirs.get(name)]
@@ -169,12 +162,11 @@ def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
         for row, cells in _rows(path):
             try:
                 voice = _voice(cells, path.parent, row, consent)
-                voice.check()
             except (errors.SpeakerRequestError, errors.ConfigError, ValueError) as exc:
                 problems.append((row, str(exc)))
                 continue
-            if (before := first.setdefault(fold(voice.name), row)) != row:
-                problems.append((row, f"{voice.name!r} is in row {before} as well"))
+            if (before := first.setdefault(voice.speaker.name_key, row)) != row:
+                problems.append((row, f"{str(voice)!r} is in row {before} as well"))
             voices.append(voice)
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         problems.append((None, f"it cannot be read: {exc}"))
@@ -230,17 +222,17 @@ def _voice(
     extras = {"aliases": list(filter(None, aliases)), "settings": settings}
     if (audio := cell("audio")) is None:
         raise errors.InvalidAudioError("the column audio is empty")
-    return NewVoice(
+    return NewVoice.checked(
+        _clips(folder, audio),
+        cell("consent") or (consent or "").strip(),
+        row=row,
         name=cell("name") or "",
-        clips=_clips(folder, audio),
-        consent=cell("consent") or (consent or "").strip(),
         ref_text=cell("ref_text"),
         language=cell("language"),
         labels=labels,
-        extras=records.checked_extras({n: v for n, v in extras.items() if v}),
+        extras={name: value for name, value in extras.items() if value},
         description=cell("description"),
         expires_at=parse_time(cell("expires_at")),
-        row=row,
     )
 
 
