@@ -80,6 +80,18 @@ RefText = Annotated[str | None, typer.Option(help="what is said in the clip")]
 ExpiresAt = Annotated[
     str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
 ]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option("--alias", metavar="NAME", help="another name; may be repeated"),
+]
+VoiceSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setting",
+        metavar="NAME=VALUE",
+        help="how it speaks unless a request says so, as speed=0.9; may be repeated",
+    ),
+]
 Search = Annotated[
     str | None,
     typer.Option(help="part of a name, an alias, a description or a label's value"),
@@ -222,6 +234,24 @@ def pairs(labels: list[str] | None) -> dict[str, str]:
     if not all(key.strip() and separator for key, separator, _ in found):
         raise ConfigError("--label: write each label as KEY:VALUE")
     return {key.strip(): value.strip() for key, _, value in found}
+
+
+def extras_of(aliases: list[str] | None, settings: list[str] | None) -> dict[str, Any]:
+    """Return the aliases and settings that are given, by the routes' names of them.
+
+    A setting is JSON, or a text. Raises: ConfigError.
+    """
+    parsed: dict[str, Any] = {}
+    for each in settings or ():
+        name, is_pair, value = each.partition("=")
+        if not is_pair:
+            raise ConfigError(f"--setting {each!r}: write it as NAME=VALUE")
+        try:
+            parsed[name] = json.loads(value)
+        except ValueError:
+            parsed[name] = value
+    given = {"aliases": aliases, "settings": parsed}
+    return {name: value for name, value in given.items() if value}
 
 
 def client_of(url: str, api_key: str | None) -> "VoicesClient":

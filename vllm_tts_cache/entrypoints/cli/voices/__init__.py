@@ -1,7 +1,7 @@
 """``vllm-tts-cache voices``: the voices of a server, or of its directory."""
 
 from vllm_tts_cache.entrypoints.cli.common import STATUSES, examples, new_app
-from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, registered, usage
+from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, registered
 
 # In the order in which they are listed, with their examples.
 _COMMANDS = {
@@ -69,7 +69,7 @@ _COMMANDS = {
         "vllm-tts-cache voices import backup/ --jobs 8",
     ),
     "usage": (
-        usage.usage,
+        registered.usage,
         "vllm-tts-cache voices usage --since 2026-11-01",
         "vllm-tts-cache voices usage --json | jq .totals",
     ),

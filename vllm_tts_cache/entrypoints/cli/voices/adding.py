@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.voices import bulk, options
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def add(
     ] = None,
     language: common.Language = None,
     label: common.Labels = None,
-    alias: options.Aliases = None,
-    setting: options.Settings = None,
+    alias: common.Aliases = None,
+    setting: common.VoiceSettings = None,
     description: common.Description = None,
     expires_at: common.ExpiresAt = None,
     replace: Annotated[
@@ -90,7 +90,7 @@ def add(
         read_manifest,
     )
 
-    extras = options.extras_of(alias, setting)
+    extras = common.extras_of(alias, setting)
     texts = (ref_text, language, label, extras, description, expires_at)
     try:
         if manifest is None:

@@ -1,4 +1,4 @@
-"""``voices ls``, ``show``, ``warm``, ``edit``, ``rm``, ``try``: registered voices."""
+"""``voices ls``, ``show``, ``warm``, ``edit``, ``rm``, ``usage`` and ``try``."""
 
 import io
 import itertools
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.voices import bulk, options
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
 
 if TYPE_CHECKING:
@@ -26,10 +26,14 @@ All = Annotated[
     bool, typer.Option("--all", help="all voices, or all that --search finds")
 ]
 
+Day = Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="in UTC")]
+
 DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
 _TIMES = ("created_at", "updated_at", "expires_at", "next_try_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
+_USAGE_PAGE = 1000
+_USAGE_HEADINGS = ("DAY", "VOICE", "REQUESTS", "CHARACTERS", "SECONDS")
 _STDOUT = Path("-")
 _FORMATS = ("pcm", "mp3", "opus", "aac", "flac")  # by a file's suffix; else WAV
 _SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
@@ -241,8 +245,8 @@ def edit(
         list[str] | None,
         typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
     ] = None,
-    alias: options.Aliases = None,
-    setting: options.Settings = None,
+    alias: common.Aliases = None,
+    setting: common.VoiceSettings = None,
     expires_at: common.ExpiresAt = None,
     clear: Annotated[
         list[Clearable] | None, typer.Option(help="take away; repeatable")
@@ -263,7 +267,7 @@ def edit(
         "language": language,
         "ref_text": ref_text,
         "expires_at": expires_at,
-        **options.extras_of(alias, setting),
+        **common.extras_of(alias, setting),
     }
     changes = {field: value for field, value in given.items() if value is not None}
     for field in clear or ():
@@ -324,6 +328,45 @@ def rm(
                 common.note(f"{each.name}: there is no such voice")
     many.report("voices", as_json=as_json)
     common.leave(common.NOT_FOUND if num_missing and not missing_ok else 0)
+
+
+def usage(
+    since: Day = None,
+    until: Day = None,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    as_json: common.Json = False,
+) -> None:
+    """Show how much each voice spoke on each day, by default of the last 30 days.
+
+    JSON: {"data": [{"day", "voice_id", "name", "requests", "characters", "seconds"}],
+    "totals": {...}}.
+    """
+    asked: dict[str, Any] = {"since": since, "until": until, "limit": _USAGE_PAGE}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    rows: list[dict[str, Any]] = []
+    with common.client_of(url, api_key) as client:
+        while True:
+            page = client.request("GET", "/v1/audio/usage", params=asked)
+            rows += page.get("data") or ()
+            if not (after := page.get("next")):
+                break
+            asked["after"] = after
+    if as_json:
+        common.print_json({"data": rows, "totals": page.get("totals")})
+        return
+    if rows:
+        shown = [_usage_row(row, row["name"] or row["voice_id"]) for row in rows]
+        total = _usage_row({"day": "total", **page["totals"]}, "")
+        common.print_columns(_USAGE_HEADINGS, [*shown, total])
+    else:
+        common.note("no voice spoke")
+
+
+def _usage_row(found: dict[str, Any], name: str) -> tuple[str, ...]:
+    counted = str(found["requests"]), str(found["characters"])
+    voice = "/".join(filter(None, (found.get("tenant"), name)))
+    return (str(found["day"]), voice, *counted, f"{found['seconds']:.1f}")
 
 
 def try_(
