@@ -8,7 +8,7 @@ import typer
 
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk
-from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
+from vllm_tts_cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
@@ -85,24 +85,28 @@ def add(
     "error", "cache_status"}]}; of a manifest that is wrong {"problems": [{"row",
     "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.manifest import (
-        ManifestError,
-        read_manifest,
-    )
+    from vllm_tts_cache.entrypoints.cli.voices import manifest as manifests
 
-    extras = common.extras_of(alias, setting)
-    texts = (ref_text, language, label, extras, description, expires_at)
+    given: dict[str, Any] = {
+        "ref_texts": ref_text or (),
+        "language": language,
+        "labels": common.pairs(label),
+        "extras": common.extras_of(alias, setting),
+        "description": description,
+        "expires_at": expires_at,
+    }
     try:
         if manifest is None:
-            voices = [_of_arguments(name, clips or [], consent or "", *texts)]
-        elif name or any(texts):
+            voice = manifests.voice_of_arguments(name, clips, consent or "", **given)
+            voices = [voice]
+        elif name or any(given.values()):
             raise ConfigError(
                 "--manifest: the file has the fields of each voice; only --consent "
                 "can be given beside it"
             )
         else:
-            voices = read_manifest(manifest, consent=consent)
-    except ManifestError as exc:
+            voices = manifests.read_manifest(manifest, consent=consent)
+    except manifests.ManifestError as exc:
         if as_json:
             shown = [{"row": row, "error": reason} for row, reason in exc.problems]
             common.print_json({"problems": shown})
@@ -126,41 +130,6 @@ def add(
 
 def _row_of(voice: "NewVoice") -> dict[str, Any]:
     return {} if voice.row is None else {"row": voice.row}
-
-
-def _of_arguments(
-    name: str | None,
-    clips: list[Path],
-    consent: str,
-    ref_texts: list[str] | None,
-    language: str | None,
-    label: list[str] | None,
-    extras: dict[str, Any],
-    description: str | None,
-    expires_at: str | None,
-) -> "NewVoice":
-    from vllm_tts_cache.catalogue.records import joined_transcript
-    from vllm_tts_cache.entrypoints.cli.voices.manifest import ManifestError, NewVoice
-    from vllm_tts_cache.entrypoints.http.forms import parse_time
-
-    labels = common.pairs(label)
-    if name is None or not clips:
-        raise ConfigError("give a NAME and a CLIP, or --manifest FILE.csv")
-    try:
-        return NewVoice.checked(
-            tuple(clips),
-            consent,
-            row=None,
-            name=name.strip(),
-            expires_at=parse_time(expires_at),
-            ref_text=joined_transcript(ref_texts or [], len(clips)),
-            language=language,
-            labels=labels,
-            extras=extras,
-            description=description,
-        )
-    except SpeakerRequestError as exc:
-        raise ManifestError(name, [(None, str(exc))]) from exc
 
 
 def _add(

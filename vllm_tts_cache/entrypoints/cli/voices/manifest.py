@@ -146,6 +146,35 @@ def _num_bytes(clip: Path) -> int:
     return num_bytes
 
 
+def voice_of_arguments(
+    name: str | None,
+    clips: list[Path] | None,
+    consent: str,
+    *,
+    ref_texts: Sequence[str],
+    expires_at: str | None,
+    **given: Any,
+) -> NewVoice:
+    """Return the voice that a command line describes.
+
+    Raises: ConfigError: Name or clip is missing; ManifestError: another field is wrong.
+    """
+    if name is None or not clips:
+        raise errors.ConfigError("give a NAME and a CLIP, or --manifest FILE.csv")
+    try:
+        return NewVoice.checked(
+            tuple(clips),
+            consent,
+            row=None,
+            name=name.strip(),
+            expires_at=parse_time(expires_at),
+            ref_text=records.joined_transcript(ref_texts, len(clips)),
+            **given,
+        )
+    except errors.SpeakerRequestError as exc:
+        raise ManifestError(name, [(None, str(exc))]) from exc
+
+
 def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
     """Read all of a manifest, and check each row and its clips.
 
