@@ -39,7 +39,7 @@ def good(item, stop):
 
 
 def test_a_busy_and_a_lost_server_are_called_again():
-    assert bulk.patiently(failing(BUSY, BUSY, GONE, BUSY), bulk.Stop()) == "answer"
+    assert bulk.patiently(failing(BUSY, BUSY, GONE, BUSY), stop=bulk.Stop()) == "answer"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_busy_and_a_lost_server_are_called_again():
 )
 def test_what_gets_no_better_is_not_tried_again(errors):
     with pytest.raises(type(errors[-1])) as raised:
-        bulk.patiently(failing(*errors), bulk.Stop())
+        bulk.patiently(failing(*errors), stop=bulk.Stop())
     assert raised.value is errors[-1]
 
 
@@ -61,7 +61,7 @@ def test_who_waits_for_a_busy_server_is_stopped_at_once():
     stop = bulk.Stop()
     stop.set()
     with pytest.raises(bulk.StoppedError):
-        bulk.patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
+        bulk.patiently(failing(ServerAnswerError(503, "busy", 60)), stop=stop)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,8 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
-from vllm_tts_cache.entrypoints.cli.voices.library import (
-    Importing,
-    VoicesDirectory,
-    files_of,
-)
+from vllm_tts_cache.entrypoints.cli.voices.bundles import Importing, files_of
+from vllm_tts_cache.entrypoints.cli.voices.directory import VoicesDirectory
 from vllm_tts_cache.errors import ConfigError, SourceCorruptError
 
 NAMES = ("Ann", "Bea", "Cid", "Dan")

@@ -174,7 +174,7 @@ def doctor(
 def _findings(
     url: str | None, api_key: str | None, directory: common.Directory, *, quick: bool
 ) -> Iterator[Finding]:
-    from vllm_tts_cache.entrypoints.cli.voices.library import settings_of
+    from vllm_tts_cache.entrypoints.cli.voices.directory import settings_of
 
     missing = None
     yield from versions()

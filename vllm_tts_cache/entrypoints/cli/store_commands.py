@@ -45,7 +45,10 @@ def gc(
     "over_budget_bytes": {"inline audio": 0, ...}, "evicted_files", "problems": [...]}.
     With --dry-run, "problems" has what is wrong now.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.library import check_stopped, settings_of
+    from vllm_tts_cache.entrypoints.cli.voices.directory import (
+        check_stopped,
+        settings_of,
+    )
     from vllm_tts_cache.store.opening import open_existing
 
     with closing(open_existing(settings_of(directory))) as store:

@@ -150,7 +150,7 @@ def _add(
     is_alone = voice.row is None  # it comes from the command line, not a manifest
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
     name = voice.speaker.name
-    there = bulk.patiently(partial(client.find, name), stop)
+    there = bulk.patiently(client.find, name, stop=stop)
     differing = list[str]()
     if there is not None:
         differing = voice.differences(there, [data for _, data in clips])
@@ -178,7 +178,7 @@ def _add(
     if waits:
         answer = bulk.made(client, name, stop, urgent=is_alone)
         details["cache_status"] = answer.get("cache_status")
-    return bulk.Outcome(name=name, outcome=outcome, details=details)
+    return bulk.Outcome(name, outcome, details=details)
 
 
 def check(
@@ -200,10 +200,10 @@ def check(
     """
 
     def one(path: Path, stop: bulk.Stop) -> bulk.Outcome:
-        call = partial(judge, path.name, path.read_bytes(), ref_text)
-        found = bulk.patiently(call, stop)
+        data = path.read_bytes()
+        found = bulk.patiently(judge, path.name, data, ref_text, stop=stop)
         verdict = str(found.get("verdict"))
-        return bulk.Outcome(name=str(path), outcome=verdict, details=found)
+        return bulk.Outcome(str(path), verdict, details=found)
 
     with common.client_of(url, api_key) as client:
         judge = _judge_here if offline else client.check

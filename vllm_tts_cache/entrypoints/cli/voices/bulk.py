@@ -33,7 +33,7 @@ _LONGEST_WAIT_SECONDS = 30.0
 _MAX_BROKEN = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of one of many items.
 
@@ -71,7 +71,7 @@ class StoppedError(Exception):
     """A `Stop` was set while a call waited for a busy server."""
 
 
-def patiently(call: Callable[[], T], stop: Stop) -> T:
+def patiently(call: Callable[..., T], *args: Any, stop: Stop) -> T:
     """Call until the server is not busy, at growing intervals of at least Retry-After.
 
     Raises:
@@ -83,7 +83,7 @@ def patiently(call: Callable[[], T], stop: Stop) -> T:
     wait, num_broken = _FIRST_WAIT_SECONDS, 0
     while True:
         try:
-            return call()
+            return call(*args)
         except errors.ServerUnreachableError:
             num_broken += 1
             if num_broken == _MAX_BROKEN:
@@ -106,7 +106,7 @@ def written_once(write: Callable[..., T], *args: Any, stop: Stop) -> T:
 
     Raises: As `patiently`.
     """
-    return patiently(partial(write, *args, key=secrets.token_hex(16)), stop)
+    return patiently(partial(write, key=secrets.token_hex(16)), *args, stop=stop)
 
 
 def made(
@@ -117,7 +117,7 @@ def made(
     Raises: As `patiently`.
     """
     make = partial(client.precompute, name, force=force, urgent=urgent)
-    while (answer := patiently(make, stop)).get("cache_status") == "processing":
+    while (answer := patiently(make, stop=stop)).get("cache_status") == "processing":
         if stop.is_set():
             raise StoppedError
     return answer
@@ -205,7 +205,7 @@ def in_parallel(
 
     def ended(item: T, outcome: str, error: str | None = None) -> Outcome:
         more = details(item)
-        return Outcome(name=str(item), outcome=outcome, error=error, details=more)
+        return Outcome(str(item), outcome, error=error, details=more)
 
     def one(item: T) -> Outcome:
         if stop.is_set():

@@ -3,19 +3,33 @@
 import fcntl
 import hashlib
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk, registered
-from vllm_tts_cache.errors import ConfigError, StorageError
+from vllm_tts_cache.errors import (
+    ConfigError,
+    InvalidBundleError,
+    RemoteError,
+    SpeakerExistsError,
+    StorageError,
+)
 from vllm_tts_cache.files import PARTIAL_PREFIX, publish, storage_errors
 
+if TYPE_CHECKING:
+    from vllm_tts_cache.client import VoicesClient
+    from vllm_tts_cache.entrypoints.cli.voices.directory import VoicesDirectory
+    from vllm_tts_cache.store.bundle_format import BundledVoice
+
+_SUFFIX = ".voice"
+_EXPIRED, _THERE = "expired", "there"
 # An id and the suffix follow in a file's name, which may have 255 bytes.
 _MAX_NAME_BYTES = 200
 EXPORT_PREFIX = f"{PARTIAL_PREFIX}export-"
@@ -57,13 +71,12 @@ def export(
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "exported|unchanged|failed|not_tried", "file", "bytes", "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices import library
 
     def save(voice: registered.Chosen) -> bulk.Outcome:
-        path = folder / f"{files[voice]}{library.SUFFIX}"
+        path = folder / f"{files[voice]}{_SUFFIX}"
         details: dict[str, Any] = {"file": str(path)}
-        if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
-            return bulk.Outcome(name=voice.name, outcome="unchanged", details=details)
+        if path.is_file() and not force and holds(path, source.find(voice.ref)):
+            return bulk.Outcome(voice.name, "unchanged", details=details)
         # A rename would replace a device by a file, for all its users.
         if path.exists() and not path.is_file():
             raise StorageError(f"{path} is no regular file; export to another --out")
@@ -72,10 +85,10 @@ def export(
         data = source.bundle(voice.ref)
         publish(path, data, prefix=EXPORT_PREFIX)
         details["bytes"] = len(data)
-        return bulk.Outcome(name=voice.name, outcome="exported", details=details)
+        return bulk.Outcome(voice.name, "exported", details=details)
 
     def one(voice: registered.Chosen, stop: bulk.Stop) -> bulk.Outcome:
-        return bulk.patiently(lambda: save(voice), stop)
+        return bulk.patiently(save, voice, stop=stop)
 
     with registered.voices_of(url, api_key, directory, tenant) as source:
         chosen = registered.chosen_of(
@@ -181,8 +194,6 @@ def import_(
     "imported|unchanged|expired|failed|not_tried", "imported": as the server answers it,
     "error"}], "verified": {"voices", "there", "with_their_ids"}}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.library import Importing, files_of
-
     files = files_of(files)
     if name is not None and len(files) > 1:
         raise ConfigError(f"--name names one voice, and {len(files)} files are given")
@@ -204,3 +215,184 @@ def import_(
         if verified is not None:
             common.say(_VERIFIED.format(**verified))
     many.report("files", as_json=as_json, hint=_RESUME, more={"verified": verified})
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the named files, and the voice files in the named folders.
+
+    Raises:
+        ConfigError: A folder holds no voice file.
+        StorageError: A folder cannot be read.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        with storage_errors(path):
+            found = sorted(path.glob(f"*{_SUFFIX}"))
+        if not found:
+            raise ConfigError(f"{path} holds no file that ends in {_SUFFIX}")
+        files += found
+    return files
+
+
+def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
+    """Whether a file holds a registered voice as it is now. Raises: StorageError."""
+    _, bundled = _read(path)
+    if bundled is None or there is None or bundled.id != there.get("id"):
+        return False
+    return not differences(bundled, bundled.name, there)
+
+
+class Importing:
+    """Registers the voices of bundles that are missing, and verifies all of them."""
+
+    def __init__(
+        self,
+        target: "VoicesClient | VoicesDirectory",
+        name: str | None,
+        on_conflict: common.OnConflict,
+    ):
+        self._target = target
+        self._name = name
+        self._on_conflict: common.OnConflict = on_conflict
+        # File -> the voice in it, and the registered voice that the library answered.
+        self._arrived: dict[Path, tuple[BundledVoice, Mapping[str, Any]]] = {}
+
+    def add(self, path: Path, stop: bulk.Stop) -> bulk.Outcome:
+        """Import a file, unless its voice is registered or has expired.
+
+        Raises: RemoteError, SpeakerExistsError, StorageError, StoppedError.
+        """
+        data, bundled = _read(path)
+        on_conflict = self._on_conflict
+        if bundled is not None:
+            there, end = self._find_equal(bundled, stop), bundled.expires_at
+            if there is not None and there.get("audio_lost"):
+                on_conflict = "replace"  # the same voice is registered, without audio
+            elif there is not None:
+                self._arrived[path] = bundled, there
+                details = {"id": there.get("id")}
+                return bulk.Outcome(str(path), "unchanged", details=details)
+            elif end is not None and end <= time.time():
+                return bulk.Outcome(str(path), _EXPIRED)
+        asked = data, self._name, on_conflict
+        answer = bulk.written_once(self._target.add_bundle, *asked, stop=stop)
+        if bundled is not None:
+            self._arrived[path] = bundled, answer["imported"][0]["voice"]
+        return bulk.Outcome(str(path), "imported", details=answer)
+
+    def verified(
+        self, many: bulk.Many, num_jobs: int
+    ) -> tuple[bulk.Many, dict[str, int]]:
+        """Ask the library for each voice once more, and compare it with its file.
+
+        Returns:
+            The outcomes, in which a voice that is not registered as in its file has
+            failed; and how many voices of files have not expired, how many of these
+            are registered, and how many of those have the ids of their files.
+        """
+        paths = list(self._arrived)
+        looked = bulk.in_parallel(
+            paths, self._verify, title="verifying", num_jobs=num_jobs
+        )
+        failed = {each.name: each for each in looked.outcomes if each.error is not None}
+        outcomes = [failed.get(each.name, each) for each in many.outcomes]
+        there = [each for each in looked.outcomes if each.outcome == _THERE]
+        counts = {
+            "voices": sum(each.outcome != _EXPIRED for each in outcomes),
+            "there": len(there),
+            "with_their_ids": sum(each.details["has_its_id"] for each in there),
+        }
+        return bulk.Many(outcomes=outcomes, stop=looked.stop), counts
+
+    def _verify(self, path: Path, stop: bulk.Stop) -> bulk.Outcome:
+        """Check that a voice is registered as its file has it.
+
+        Raises: RemoteError: It is not. StoppedError.
+        """
+        bundled, answered = self._arrived[path]
+        ref, name = answered.get("id") or answered["name"], answered["name"]
+        found = bulk.patiently(self._target.find, ref, stop=stop)
+        if found is None:
+            raise RemoteError("it was imported, and is not registered")
+        if found.get("audio_lost"):
+            raise RemoteError("it is registered; its reference audio is lost")
+        if differing := differences(bundled, name, found):
+            raise RemoteError(f"it differs in {', '.join(differing)}")
+        has_its_id = bundled.id is not None and bundled.id == found.get("id")
+        details = {"has_its_id": has_its_id}
+        return bulk.Outcome(str(path), _THERE, details=details)
+
+    def _find_equal(
+        self, bundled: "BundledVoice", stop: bulk.Stop
+    ) -> Mapping[str, Any] | None:
+        """Return the registered voice that equals a bundle, or None.
+
+        Raises: SpeakerExistsError if the voice differs and ``on_conflict`` is ``fail``.
+        """
+        name = self._name or bundled.name
+        for ref in filter(None, (bundled.id, name)):
+            found = bulk.patiently(self._target.find, ref, stop=stop)
+            if found is None:
+                continue
+            is_it = self._name is None and found.get("id") == bundled.id
+            # An earlier import may have renamed the voice, as its own name was taken.
+            renamed = is_it and self._on_conflict == "rename"
+            differing = differences(bundled, found["name"] if renamed else name, found)
+            if not differing:
+                return found
+            if is_it and self._on_conflict == "fail":
+                hint = f"and differs in {', '.join(differing)}; see --on-conflict"
+                raise SpeakerExistsError(found["name"], hint=hint)
+        return None
+
+
+def differences(
+    bundled: "BundledVoice", name: str, there: Mapping[str, Any]
+) -> list[str]:
+    """Return the fields in which a registered voice differs from a bundle's.
+
+    An import may give a consent recording another id: only its presence counts.
+    """
+    from vllm_tts_cache.catalogue.records import EXTRAS
+
+    expires_at = None if bundled.expires_at is None else int(bundled.expires_at)
+    ours = {
+        "name": name,
+        "audio_sha256": bundled.audio_sha256,
+        "ref_text": bundled.ref_text,
+        "speaker_description": bundled.description,
+        "language": bundled.language,
+        "labels": bundled.labels,
+        "expires_at": expires_at,
+    }
+    if name == bundled.name:  # else a copy, which leaves aliases to who has them
+        ours |= {extra: bundled.extras.get(extra) for extra in EXTRAS}
+    theirs = {"labels": {}, **there}
+    if bundled.audio_sha256 is None and bundled.id == there.get("id"):
+        # Without audio to compare, another date shows another registration.
+        ours["created_at"] = int(bundled.created_at or 0)
+    found = [field for field, value in ours.items() if value != theirs.get(field)]
+    if bundled.consent_recording is None:
+        has_consent = bundled.consent == there.get("consent")
+    else:
+        has_consent = there.get("consent_id") is not None
+    return found if has_consent else [*found, "consent"]
+
+
+def _read(path: Path) -> "tuple[bytes, BundledVoice | None]":
+    """Read a file, and the voice in it: None in an invalid one, which a server refuses.
+
+    Raises: StorageError.
+    """
+    from vllm_tts_cache.store import bundle_format
+
+    with storage_errors(path), path.open("rb") as file:
+        # One byte too many, so that the server refuses a file that is too large.
+        data = file.read(bundle_format.MAX_BYTES + 1)
+    try:
+        return data, bundle_format.read(data, b"").voice
+    except InvalidBundleError:
+        return data, None

@@ -19,7 +19,7 @@ from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundErr
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
-    from vllm_tts_cache.entrypoints.cli.voices.library import VoicesDirectory
+    from vllm_tts_cache.entrypoints.cli.voices.directory import VoicesDirectory
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="or ids")]
 All = Annotated[
@@ -83,7 +83,7 @@ def voices_of(
     """
     if directory is not None:
         # SQLAlchemy and numpy take longer to import than a client takes for its answer.
-        from vllm_tts_cache.entrypoints.cli.voices.library import open_directory
+        from vllm_tts_cache.entrypoints.cli.voices.directory import open_directory
 
         with open_directory(directory, tenant, writes=writes) as voices:
             yield voices
@@ -223,7 +223,7 @@ def warm(
     def one(voice: Chosen, stop: bulk.Stop) -> bulk.Outcome:
         is_alone = len(chosen) == 1
         bulk.made(client, voice.ref, stop, urgent=is_alone, force=force)
-        return bulk.Outcome(name=voice.name, outcome="ready")
+        return bulk.Outcome(voice.name, "ready")
 
     with common.client_of(url, api_key) as client:
         chosen = chosen_of(client, names, all_, {"search": search, "label": label})
@@ -316,8 +316,8 @@ def rm(
         try:
             bulk.written_once(source.delete, name, stop=stop)
         except (SpeakerNotFoundError, NotThereError):
-            return bulk.Outcome(name=name, outcome="missing")
-        return bulk.Outcome(name=name, outcome="deleted")
+            return bulk.Outcome(name, "missing")
+        return bulk.Outcome(name, "deleted")
 
     with voices_of(url, api_key, directory, tenant, writes=True) as source:
         many = bulk.in_parallel(chosen, one, title="deleting", num_jobs=jobs)
