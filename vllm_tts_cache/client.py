@@ -62,9 +62,8 @@ class Proxy:
 
     def __str__(self) -> str:
         """The address without user and password, and the variable."""
-        port = "" if self.url.port is None else f":{self.url.port}"
-        host = f"[{self.url.host}]" if ":" in self.url.host else self.url.host
-        return f"the proxy {self.url.scheme}://{host}{port} ({self.variable})"
+        where = f"{self.url.scheme}://{self.url.netloc.decode()}"
+        return f"the proxy {where} ({self.variable})"
 
 
 def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy | None:

@@ -160,17 +160,15 @@ def open_streams() -> bool:
     return True
 
 
-def new_app(**options: Any) -> typer.Typer:
+def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
     """Return a group of commands in our style: plain help, no coloured tracebacks."""
     return _App(
-        **{
-            "add_completion": False,
-            "rich_markup_mode": None,
-            "pretty_exceptions_enable": False,
-            "no_args_is_help": True,
-            "context_settings": {"help_option_names": ["-h", "--help"]},
-            **options,
-        }
+        add_completion=add_completion,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
     )
 
 

@@ -76,10 +76,11 @@ def _tidied(store: "SpeakerStore") -> dict[str, Any]:
     while over := store.registrations.delete_expired(_EXPIRED_AT_ONCE):
         for deletion in over:
             store.remove_files(deletion)
-    recovered = store.repair()
-    tidied: dict[str, Any] = {"recovered": recovered}
-    tidied["over_budget_bytes"] = _excess(store)
-    tidied["evicted_files"] = store.writer.trim()
+    tidied = {
+        "recovered": store.repair(),
+        "over_budget_bytes": _excess(store),
+        "evicted_files": store.writer.trim(),
+    }
     store.sweep()  # in a bucket only the rows of objects are deleted by now
     return tidied
 
@@ -141,8 +142,7 @@ def verify(
         found = {"directory": directory, "repaired": repaired, "problems": problems}
         common.print_json(found)
     else:
-        nothing = [] if problems else [f"{directory}: nothing wrong"]
         done = [f"repaired: {line}" for line in repaired]
-        for line in (*done, *problems, *nothing):
+        for line in (*done, *(problems or [f"{directory}: nothing wrong"])):
             common.say(line)
     common.leave(common.FAILED if problems else 0)

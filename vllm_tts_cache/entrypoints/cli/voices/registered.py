@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -412,8 +413,8 @@ def try_(
         else:
             file = io.BytesIO()
             found = _speak(client, body, file)
-            _complete_header(file, found["bytes"])
-            out.write_bytes(file.getvalue())  # an answer that breaks off leaves it
+            # Written at the end: an answer that breaks off leaves what is there.
+            out.write_bytes(_with_length(file.getvalue()))
             found["file"] = str(out)
     found["voice"] = name
     if as_json:
@@ -449,17 +450,13 @@ def _speak(
     }
 
 
-def _complete_header(file: BinaryIO, num_bytes: int) -> None:
+def _with_length(audio: bytes) -> bytearray:
     """Write the length, which was not known when the stream began, into a WAV file."""
-    file.seek(0)
-    head = file.read(4096)
-    data = head.find(b"data")
-    if not head.startswith(b"RIFF") or data < 0:
-        return
-    with suppress(OverflowError):  # beyond 4 GiB players read to the file's end
-        size = (num_bytes - _SIZE_AT_END).to_bytes(4, "little")
-        data_size = (num_bytes - data - _SIZE_AT_END).to_bytes(4, "little")
-        file.seek(4)
-        file.write(size)
-        file.seek(data + 4)
-        file.write(data_size)
+    completed = bytearray(audio)
+    data = audio.find(b"data", 0, 4096)
+    if audio.startswith(b"RIFF") and data >= 0:
+        with suppress(struct.error):  # beyond 4 GiB players read to the file's end
+            struct.pack_into("<I", completed, 4, len(audio) - _SIZE_AT_END)
+            size = len(audio) - data - _SIZE_AT_END
+            struct.pack_into("<I", completed, data + 4, size)
+    return completed
