@@ -170,10 +170,8 @@ class VoicesClient:
     ) -> Iterator[Json]:
         """Yield registered voices, page by page, as they are asked for.
 
-        Args:
-            search: Part of a name, a description or a label's value.
-            label: Each as ``key:value``; a voice must have all.
-            sort: The order.
+        ``search`` is part of a name, a description or a label's value; a voice must
+        have each ``label``, which is written ``key:value``.
         """
         given: Json = {"sort": sort, "search": search, "label": label}
         given = {name: value for name, value in given.items() if value}
@@ -207,10 +205,8 @@ class VoicesClient:
     ) -> Json:
         """Register a voice from clips; it replaces a voice of the same name.
 
-        Args:
-            form: The fields; ``ref_text`` has a line for each of several clips.
-            clips: Pairs of a file's name and content.
-            key: See `request`.
+        In the form ``ref_text`` has a line for each of several clips, which are pairs
+        of a file's name and content. For ``key`` see `request`.
         """
         files = [("audio_sample", (utf8(name), clip)) for name, clip in clips]
         return self.request("POST", _VOICES, key, data=dict(form), files=files)

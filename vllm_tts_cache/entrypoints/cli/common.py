@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from vllm_tts_cache.config import Settings, expanded, load_settings
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.logs import printable
 
@@ -250,6 +251,18 @@ def extras_of(aliases: list[str] | None, settings: list[str] | None) -> dict[str
             parsed[name] = value
     given = {"aliases": aliases, "settings": parsed}
     return {name: value for name, value in given.items() if value}
+
+
+def settings_of(directory: Path | None) -> Settings:
+    """Return the environment's settings, with ``directory`` if one is given.
+
+    Raises: ConfigError.
+    """
+    if directory is None:
+        return load_settings()
+    # Set before the settings are read: a user without a home directory has no default.
+    where = str(expanded(directory).absolute())
+    return load_settings({**os.environ, "SPEAKER_SAMPLES_DIR": where})
 
 
 def client_of(url: str, api_key: str | None) -> "VoicesClient":

@@ -174,8 +174,6 @@ def doctor(
 def _findings(
     url: str | None, api_key: str | None, directory: common.Directory, *, quick: bool
 ) -> Iterator[Finding]:
-    from vllm_tts_cache.entrypoints.cli.voices.directory import settings_of
-
     missing = None
     yield from versions()
     yield from plugins()
@@ -183,7 +181,7 @@ def _findings(
         yield from processors()
     try:
         load_settings()
-        settings = settings_of(directory)
+        settings = common.settings_of(directory)
     except errors.ConfigError:
         pass  # `plugins` has reported it
     else:

@@ -45,15 +45,10 @@ def gc(
     "over_budget_bytes": {"inline audio": 0, ...}, "evicted_files", "problems": [...]}.
     With --dry-run, "problems" has what is wrong now.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.directory import (
-        check_stopped,
-        settings_of,
-    )
-    from vllm_tts_cache.store.opening import open_existing
+    from vllm_tts_cache.entrypoints.cli.voices.directory import open_directory
 
-    with closing(open_existing(settings_of(directory))) as store:
-        if not dry_run:
-            check_stopped(store)
+    with open_directory(directory, writes=not dry_run) as opened:
+        store = opened.store
         found: dict[str, Any] = {
             "directory": str(store.directory),
             "dry_run": dry_run,

@@ -154,11 +154,8 @@ class Many:
     ) -> None:
         """Print the summary, and what failed and why; then leave.
 
-        Args:
-            key: The name of the list in the JSON document.
-            as_json: Whether to print a JSON document.
-            hint: How to go on if the command was cut short.
-            more: Further fields of the JSON document.
+        The JSON document has the items as ``key``, and ``more``. ``hint`` says how to
+        go on if the command was cut short.
 
         Raises: typer.Exit.
         """

@@ -1,6 +1,5 @@
 """The voices of a stopped server: opens its directory, reads and writes it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -9,8 +8,7 @@ from typing import Any
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
-from vllm_tts_cache.config import Settings, expanded, load_settings
-from vllm_tts_cache.entrypoints.cli.common import OnConflict, pairs
+from vllm_tts_cache.entrypoints.cli.common import OnConflict, pairs, settings_of
 from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.opening import open_existing
@@ -112,9 +110,9 @@ class VoicesDirectory:
 
 @contextmanager
 def open_directory(
-    directory: Path, tenant: str | None, *, writes: bool
+    directory: Path | None, tenant: str | None = None, *, writes: bool
 ) -> Iterator[VoicesDirectory]:
-    """Open a directory of voices.
+    """Open a directory of voices; by default that of the environment's settings.
 
     Raises:
         ConfigError: No server has stored voices there; or, with ``writes``, one runs.
@@ -122,27 +120,9 @@ def open_directory(
     """
     settings = settings_of(directory)
     with closing(open_existing(settings)) as store:
-        if writes:
-            check_stopped(store)
+        if writes and (num_alive := store.participants.num_alive()):
+            raise errors.ConfigError(
+                f"{store.directory} is in use: {num_alive} API servers have it open. "
+                "Use --url in place of --directory, or stop the server first."
+            )
         yield VoicesDirectory(store, settings.bundle_key, tenant or DEFAULT_TENANT)
-
-
-def settings_of(directory: Path | None) -> Settings:
-    """Return the environment's settings, with ``directory`` if one is given.
-
-    Raises: ConfigError.
-    """
-    if directory is None:
-        return load_settings()
-    # Set before the settings are read: a user without a home directory has no default.
-    where = str(expanded(directory).absolute())
-    return load_settings({**os.environ, "SPEAKER_SAMPLES_DIR": where})
-
-
-def check_stopped(store: SpeakerStore) -> None:
-    """Refuse to write where a server is at work. Raises: ConfigError."""
-    if num_alive := store.participants.num_alive():
-        raise errors.ConfigError(
-            f"{store.directory} is in use: {num_alive} API servers have it open. Use "
-            "--url in place of --directory, or stop the server first."
-        )
