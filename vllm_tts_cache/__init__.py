@@ -45,10 +45,7 @@ class Patch(NamedTuple):
 def patch_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace an attribute of the host or of one layer; a second call does nothing.
 
-    Args:
-        owner: What has the attribute; a list of `Patch` names classes and modules.
-        name: The attribute's name.
-        make: Returns the replacement, given the attribute's value or None.
+    ``make`` returns the replacement, given the attribute's value or None.
     """
     if not hasattr(vars(owner).get(name), _MARK):
         ours = make(getattr(owner, name, None))

@@ -69,11 +69,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request: a tenant, or an administrator, who has no voices.
-
-    Attributes:
-        tenant: None for an administrator.
-    """
+    """Who sent a request: a tenant, or None for an administrator, who has no voices."""
 
     tenant: Tenant | None
 
@@ -115,11 +111,7 @@ class Keyring:
 
 
 def parse(data: bytes, where: str) -> Keyring:
-    """Parse the content of a tenants file.
-
-    Args:
-        data: JSON; see ``docs/tenants.md``.
-        where: The file, for messages.
+    """Parse the content of the file ``where``, which ``docs/tenants.md`` describes.
 
     Raises:
         ConfigError: It is invalid; the message has the line or the field, and no key.
@@ -183,11 +175,7 @@ LOOK_SECONDS = 1.0
 class TenantKeys:
     """The keys of ``SPEAKER_TENANTS_FILE``; safe in any thread.
 
-    Args:
-        path: None without a tenants file: then no caller is asked for a key.
-
-    Attributes:
-        is_on: Whether there is a tenants file.
+    Without a file, ``is_on`` is false, and no caller is asked for a key.
 
     Raises: ConfigError: The file cannot be read, or is invalid.
     """

@@ -93,9 +93,6 @@ while True:
 
 VOICE = "keeper"
 SECOND_VOICE = "keeper again"
-TEXT = "The tide is out, and the boats lie on the sand."
-
-_WIDTH = 88  # of the table, where the output is no terminal
 
 serve_app = common.new_app()
 make_checkpoint_app = common.new_app()
@@ -315,7 +312,7 @@ class Outcome:
     act: Act
     answer: Speech
     encodes: dict[str, int]
-    problems: tuple[str, ...]
+    problems: list[str]
 
     @property
     def audio(self) -> bytes:
@@ -351,7 +348,7 @@ class Story:
                 problems.append(f"encodes are {worker['encodes']} instead of {wanted}")
             if worker["failed_prompts"]:
                 problems.append(f"{worker['failed_prompts']} requests without a prompt")
-        self.outcomes.append(Outcome(act, answer, client.encodes(), tuple(problems)))
+        self.outcomes.append(Outcome(act, answer, client.encodes(), problems))
 
     def problems(self) -> list[str]:
         """Return what went wrong, one line each."""
@@ -393,7 +390,8 @@ def _of_json(response: httpx.Response) -> Speech:
 
 
 def _speak(**fields: Any) -> Send:
-    return lambda client: client.speak(TEXT, **fields)
+    text = "The tide is out, and the boats lie on the sand."
+    return lambda client: client.speak(text, **fields)
 
 
 def acts_of(family: Family) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
@@ -476,7 +474,7 @@ def demo(
     if as_json:
         common.print_json({"problems": problems, "audio": str(folder)})
     else:
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console = Console(width=None if sys.stdout.isatty() else 88)
         console.print(_table(story))
         console.print(f"audio: {folder}", soft_wrap=True)
         _print_verdict(console, problems, work)

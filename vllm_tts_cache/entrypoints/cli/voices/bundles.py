@@ -220,9 +220,7 @@ def import_(
 def files_of(paths: Sequence[Path]) -> list[Path]:
     """Return the named files, and the voice files in the named folders.
 
-    Raises:
-        ConfigError: A folder holds no voice file.
-        StorageError: A folder cannot be read.
+    Raises: ConfigError: A folder holds no voice file. StorageError.
     """
     files: list[Path] = []
     for path in paths:

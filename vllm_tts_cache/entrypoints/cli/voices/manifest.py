@@ -176,11 +176,10 @@ def voice_of_arguments(
 
 
 def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
-    """Read all of a manifest, and check each row and its clips.
+    """Read all of a CSV file in UTF-8, and check each row and its clips.
 
-    Args:
-        path: A CSV file in UTF-8; the paths of clips are relative to its folder.
-        consent: The consent of rows that have none.
+    The paths of clips are relative to the folder of the file. Rows that have no consent
+    take ``consent``.
 
     Raises: ManifestError if something is wrong; it lists all problems.
     """
