@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.errors import ConfigError
@@ -145,8 +146,6 @@ def _add(
 
     Raises: RemoteError, StoppedError, OSError; ConfigError if the server's differs.
     """
-    from vllm_tts_cache.catalogue.names import fold
-
     is_alone = voice.row is None  # it comes from the command line, not a manifest
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
     name = voice.speaker.name

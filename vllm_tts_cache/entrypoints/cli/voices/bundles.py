@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.voices import bulk, registered
 from vllm_tts_cache.errors import (
@@ -128,9 +129,6 @@ def file_names(chosen: Sequence[registered.Chosen]) -> dict[registered.Chosen, s
     It is the voice's name, as far as a file's can hold it. Names that would be the same
     get the voice's id appended, or a hash of the name if no id is known.
     """
-    # Not at the top: the import takes longer than printing the help.
-    from vllm_tts_cache.catalogue.names import fold
-
     found = {each: _safe_name(each.name) for each in chosen}
     plain = set(found)
     while True:
