@@ -1,4 +1,4 @@
-"""Reads a state dict from a file of ``torch.save`` without running code in it."""
+"""Reads a state dict of ``torch.save`` without running code in it, and writes one."""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -32,6 +32,12 @@ def read_torch_file(
     if not isinstance(state, Mapping):
         raise CheckpointError(str(path), "it does not hold a state dict")
     return {str(name): value for name, value in state.items()}
+
+
+def write_torch_file(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state dict. Raises: OSError if the disk is full, and no RuntimeError."""
+    with path.open("wb") as file:
+        torch.save(state, file)
 
 
 def tensors_under(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ FAMILY = Family(
     adapter=f"{_HERE}.adapter:CachedOmniVoiceAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:OmniVoicePrompts",
-    tiny_part=f"{_HERE}.tiny.write:write",
+    tiny_part=f"{_HERE}.tiny:write",
     deploy_file=stage_configs.FOLDER / "omnivoice_cpu.yaml",
     side_files=(
         "config.json",

@@ -1,17 +1,143 @@
-"""The JSON files of a checkpoint; the field names are those of the released ones.
+"""Options, sizes and JSON files of a checkpoint; names as in the released ones.
 
 Every field is written even where it equals a default, because the defaults of the
 official package's transformers and of the host's are not the same.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from vllm_tts_cache.families.qwen3_tts.tiny import sizes
+from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing import tiny_parts as parts
-from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
+    EncoderSize,
+    TransformerSizes,
+)
 
 Json = dict[str, Any]
+
+# Fixed by the released models, whatever the size of the networks.
+SAMPLE_RATE_HZ = 24_000
+SAMPLES_PER_FRAME = 1_920
+NUM_CODEBOOKS = 16
+CODEBOOK_SIZE = 2_048
+TALKER_VOCAB_SIZE = 3_072
+NUM_MEL_BINS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecEncoderSizes:
+    """Mimi's encoder: convolutions, a transformer, a residual quantizer."""
+
+    transformer: TransformerSizes
+    num_filters: int
+    codebook_dim: int
+    num_quantizers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecDecoderSizes:
+    """The 12 Hz codec's causal decoder."""
+
+    transformer: TransformerSizes
+    codebook_dim: int
+    latent_dim: int
+    decoder_dim: int
+
+
+_HEADS = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
+TALKER = TransformerSizes(hidden=128, intermediate=256, num_layers=2, **_HEADS)
+CODE_PREDICTOR = TransformerSizes(hidden=128, intermediate=256, num_layers=1, **_HEADS)
+TEXT_HIDDEN = 64
+
+
+def _codec_transformer(
+    hidden: int, intermediate: int, num_layers: int, num_heads: int, head_dim: int
+) -> TransformerSizes:
+    return TransformerSizes(
+        hidden=hidden,
+        intermediate=intermediate,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+    )
+
+
+_TINY = _codec_transformer(64, 128, 2, 2, 32)
+_REAL_DECODER = _codec_transformer(1024, 3072, 8, 16, 64)
+_REAL_ENCODER = _codec_transformer(512, 2048, 8, 8, 64)
+
+CODEC_DECODER = {
+    "tiny": CodecDecoderSizes(
+        transformer=_TINY, codebook_dim=64, latent_dim=64, decoder_dim=64
+    ),
+    "real": CodecDecoderSizes(
+        transformer=_REAL_DECODER, codebook_dim=512, latent_dim=1024, decoder_dim=1536
+    ),
+}
+
+# ECAPA-TDNN; the last of ``enc_channels`` is the aggregation's.
+SPEAKER_ENCODER: dict[EncoderSize, dict[str, Any]] = {
+    "tiny": {
+        "enc_channels": [32, 32, 32, 32, 96],
+        "enc_attention_channels": 16,
+        "enc_se_channels": 16,
+    },
+    "real": {
+        "enc_channels": [512, 512, 512, 512, 1536],
+        "enc_attention_channels": 128,
+        "enc_se_channels": 128,
+    },
+}
+
+CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
+    "tiny": CodecEncoderSizes(
+        transformer=_TINY, num_filters=4, codebook_dim=32, num_quantizers=NUM_CODEBOOKS
+    ),
+    "real": CodecEncoderSizes(
+        transformer=_REAL_ENCODER,
+        num_filters=64,
+        codebook_dim=256,
+        # The released encoder has 32 codebooks, of which the first 16 are used.
+        num_quantizers=32,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions(EncoderOptions):
+    """Equal options give byte-identical files.
+
+    With ``real`` encoders the 12 Hz codec encoder and the speaker encoder have their
+    released sizes, so that encoding a reference costs what it does in production; the
+    talker stays tiny.
+
+    Attributes:
+        real_decoder: Gives the codec's decoder its released size, so that speaking
+            costs what it does in production after the talker.
+        eos_logit: Mean logit of the end of speech once the text is over. The other
+            codes have a standard deviation of 1, so at temperature 0.9 and top-k 50
+            the default ends about 7 % of the frames.
+
+    Raises: ConfigError if a value cannot be used.
+    """
+
+    real_decoder: bool = False
+    eos_logit: float = 3.6
+
+    @property
+    def decoder(self) -> CodecDecoderSizes:
+        """Sizes of the 12 Hz codec's decoder."""
+        return CODEC_DECODER["real" if self.real_decoder else "tiny"]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.eos_logit):
+            raise ConfigError(f"eos_logit={self.eos_logit}: must be a finite number")
+
 
 CODEC_EOS_ID = 2150
 TTS_PAD, TTS_BOS, TTS_EOS = "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"
@@ -41,11 +167,11 @@ def model_config(ids: Mapping[str, int], encoders: EncoderSize) -> Json:
         "tts_eos_token_id": ids[TTS_EOS],
         "talker_config": {
             "model_type": "qwen3_tts_talker",
-            **_transformer(sizes.TALKER),
-            "vocab_size": sizes.TALKER_VOCAB_SIZE,
+            **_transformer(TALKER),
+            "vocab_size": TALKER_VOCAB_SIZE,
             "text_vocab_size": len(ids),
-            "text_hidden_size": sizes.TEXT_HIDDEN,
-            "num_code_groups": sizes.NUM_CODEBOOKS,
+            "text_hidden_size": TEXT_HIDDEN,
+            "num_code_groups": NUM_CODEBOOKS,
             "hidden_act": "silu",
             "max_position_embeddings": 32_768,
             "rms_norm_eps": 1e-6,
@@ -71,29 +197,29 @@ def model_config(ids: Mapping[str, int], encoders: EncoderSize) -> Json:
             "spk_is_dialect": {},
             "code_predictor_config": {
                 "model_type": "qwen3_tts_talker_code_predictor",
-                **_transformer(sizes.CODE_PREDICTOR),
-                "vocab_size": sizes.CODEBOOK_SIZE,
-                "num_code_groups": sizes.NUM_CODEBOOKS,
+                **_transformer(CODE_PREDICTOR),
+                "vocab_size": CODEBOOK_SIZE,
+                "num_code_groups": NUM_CODEBOOKS,
                 "hidden_act": "silu",
                 "max_position_embeddings": 65_536,
                 "rms_norm_eps": 1e-6,
                 "rope_theta": 1_000_000,
                 "rope_scaling": None,
-                "layer_types": ["full_attention"] * sizes.CODE_PREDICTOR.num_layers,
+                "layer_types": ["full_attention"] * CODE_PREDICTOR.num_layers,
                 "use_sliding_window": False,
-                "max_window_layers": sizes.CODE_PREDICTOR.num_layers,
+                "max_window_layers": CODE_PREDICTOR.num_layers,
                 "tie_word_embeddings": False,
             },
         },
         "speaker_encoder_config": {
-            "mel_dim": sizes.NUM_MEL_BINS,
+            "mel_dim": NUM_MEL_BINS,
             # The embedding stands in the prompt beside the talker's own.
-            "enc_dim": sizes.TALKER.hidden,
-            **sizes.SPEAKER_ENCODER[encoders],
+            "enc_dim": TALKER.hidden,
+            **SPEAKER_ENCODER[encoders],
             "enc_kernel_sizes": [5, 3, 3, 3, 1],
             "enc_dilations": [1, 2, 3, 4, 1],
             "enc_res2net_scale": 8,
-            "sample_rate": sizes.SAMPLE_RATE_HZ,
+            "sample_rate": SAMPLE_RATE_HZ,
         },
     }
 
@@ -122,25 +248,23 @@ TEXT_PREPROCESSOR: Json = {
 }
 
 
-def speech_tokenizer_config(
-    encoders: EncoderSize, decoder: sizes.CodecDecoderSizes
-) -> Json:
+def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -> Json:
     """Return ``speech_tokenizer/config.json``."""
-    encoder = sizes.CODEC_ENCODER[encoders]
+    encoder = CODEC_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
         "dtype": "float32",
-        "input_sample_rate": sizes.SAMPLE_RATE_HZ,
-        "output_sample_rate": sizes.SAMPLE_RATE_HZ,
-        "decode_upsample_rate": sizes.SAMPLES_PER_FRAME,
-        "encode_downsample_rate": sizes.SAMPLES_PER_FRAME,
-        "encoder_valid_num_quantizers": sizes.NUM_CODEBOOKS,
+        "input_sample_rate": SAMPLE_RATE_HZ,
+        "output_sample_rate": SAMPLE_RATE_HZ,
+        "decode_upsample_rate": SAMPLES_PER_FRAME,
+        "encode_downsample_rate": SAMPLES_PER_FRAME,
+        "encoder_valid_num_quantizers": NUM_CODEBOOKS,
         "encoder_config": {
             "model_type": "mimi",
             **_transformer(encoder.transformer),
-            "_frame_rate": sizes.SAMPLE_RATE_HZ / sizes.SAMPLES_PER_FRAME,
-            "sampling_rate": sizes.SAMPLE_RATE_HZ,
+            "_frame_rate": SAMPLE_RATE_HZ / SAMPLES_PER_FRAME,
+            "sampling_rate": SAMPLE_RATE_HZ,
             "audio_channels": 1,
             "num_filters": encoder.num_filters,
             "num_residual_layers": 1,
@@ -156,7 +280,7 @@ def speech_tokenizer_config(
             "pad_mode": "constant",
             "trim_right_ratio": 1.0,
             "upsample_groups": encoder.transformer.hidden,
-            "codebook_size": sizes.CODEBOOK_SIZE,
+            "codebook_size": CODEBOOK_SIZE,
             "codebook_dim": encoder.codebook_dim,
             "vector_quantization_hidden_dimension": encoder.codebook_dim,
             "num_quantizers": encoder.num_quantizers,
@@ -170,11 +294,11 @@ def speech_tokenizer_config(
         },
         "decoder_config": {
             **_transformer(decoder.transformer),
-            "codebook_size": sizes.CODEBOOK_SIZE,
+            "codebook_size": CODEBOOK_SIZE,
             "codebook_dim": decoder.codebook_dim,
             "latent_dim": decoder.latent_dim,
             "decoder_dim": decoder.decoder_dim,
-            "num_quantizers": sizes.NUM_CODEBOOKS,
+            "num_quantizers": NUM_CODEBOOKS,
             "num_semantic_quantizers": 1,
             "upsample_rates": [8, 5, 4, 3],
             "upsampling_ratios": [2, 2],
@@ -193,7 +317,7 @@ def speech_tokenizer_config(
 AUDIO_PREPROCESSOR: Json = {
     "feature_extractor_type": "EncodecFeatureExtractor",
     "feature_size": 1,
-    "sampling_rate": sizes.SAMPLE_RATE_HZ,
+    "sampling_rate": SAMPLE_RATE_HZ,
     "chunk_length_s": None,
     "overlap": None,
     "padding_side": "right",
@@ -202,5 +326,5 @@ AUDIO_PREPROCESSOR: Json = {
 }
 
 
-def _transformer(size: sizes.TransformerSizes) -> Json:
+def _transformer(size: TransformerSizes) -> Json:
     return {**size.config, "head_dim": size.head_dim, "attention_bias": False}

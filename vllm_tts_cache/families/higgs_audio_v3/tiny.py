@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX, SIZES
 from vllm_tts_cache.families.higgs_audio_v3.family import MODEL_TYPE
@@ -23,7 +22,6 @@ _NUM_CODEBOOKS = 8
 _CODEBOOK_SIZE = 1_026
 # The host knows the released decoder only.
 _DECODER_DIM = 1_024
-
 
 _TALKER = tiny.TransformerSizes(
     hidden=128, intermediate=384, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32
@@ -45,7 +43,7 @@ _CONTROL_IDS: dict[str, int] = {
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
 _ATTENTION_SHARPNESS = 2.0
-_CODES = "tied.embedding.modality_embeddings.0.embedding.weight"
+_CODES = "modality_embeddings.0.embedding.weight"
 
 # The decoder is bfloat16: float32 would be most of the file, and no test compares it.
 _DECODER = "acoustic_decoder."
@@ -64,31 +62,24 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
     _add_talker(weights)
     tensors = {name: t.to(torch.bfloat16) for name, t in weights.tensors.items()}
     report("audio tokenizer")
-    tensors |= _tokenizer(options)
+    weights = WeightBuilder(options.seed)
+    add_tokenizer(weights, tokenizer_config(options.encoders, _DECODER_DIM))
+    for name, tensor in weights.tensors.items():
+        dtype = torch.bfloat16 if name.startswith(_DECODER) else torch.float32
+        tensors[CODEC_PREFIX + name] = tensor.to(dtype)
     ordered = {name: tensors[name].contiguous() for name in sorted(tensors)}
     save_file(ordered, directory / "model.safetensors", metadata={"format": "pt"})
     parts.save_json(directory / "config.json", _model_config(options.encoders))
 
 
-def _tokenizer(options: tiny.EncoderOptions) -> dict[str, Tensor]:
-    """Return the tokenizer's tensors, with another size and dtype of the decoder."""
-    weights = WeightBuilder(options.seed)
-    add_tokenizer(weights, tokenizer_config(options.encoders, _DECODER_DIM))
-    return {
-        CODEC_PREFIX + name: tensor.to(torch.bfloat16)
-        if name.startswith(_DECODER)
-        else tensor
-        for name, tensor in weights.tensors.items()
-    }
-
-
 def _add_talker(weights: WeightBuilder) -> None:
     """Add all but the tokenizer, under the names that the released file has."""
-    hidden = _TALKER.hidden
-    text = (_VOCAB_SIZE, hidden)
-    weights.normal("tied.embedding.text_embedding.weight", text, _EMBEDDING_STD)
-    codes = (_NUM_CODEBOOKS * _CODEBOOK_SIZE, hidden)
-    weights.normal(_CODES, codes, _EMBEDDING_STD)
+    for name, num_rows in (
+        ("text_embedding.weight", _VOCAB_SIZE),
+        (_CODES, _NUM_CODEBOOKS * _CODEBOOK_SIZE),
+    ):
+        shape = num_rows, _TALKER.hidden
+        weights.normal(f"tied.embedding.{name}", shape, _EMBEDDING_STD)
     body, project = weights.under("body"), parts.normal(_PROJECTION_STD)
     parts.add_layers(body, _TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
 

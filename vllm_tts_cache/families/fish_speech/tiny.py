@@ -6,12 +6,60 @@ from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.fish_speech.sizes import CodecSizes
-from vllm_tts_cache.families.fish_speech.tiny import configs
+from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
 from vllm_tts_cache.families.networks.dac.tiny import DacParts
-from vllm_tts_cache.testing import tiny_checkpoint as tiny
+from vllm_tts_cache.families.networks.torch_file import write_torch_file
 from vllm_tts_cache.testing import tiny_parts as parts
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
+    EncoderSize,
+    Report,
+    TransformerSizes,
+)
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
+
+Json = dict[str, object]
+
+# Fixed by the released model, whatever the size of the networks. The host compares
+# generated ids with some of the text ids as numbers, so all of them stay.
+VOCAB_SIZE = 155_776
+NUM_CODEBOOKS = 10
+SEMANTIC_CODEBOOK_SIZE = 4_096
+RESIDUAL_CODEBOOK_SIZE = 1_024
+CODEBOOK_DIM = 8
+ENCODER_RATES, DECODER_RATES = (2, 4, 8, 8), (8, 8, 4, 2)
+HEAD_DIM_IN_CODEC = 64
+
+SLOW_AR = TransformerSizes(
+    hidden=256, intermediate=768, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=64
+)
+FAST_AR = TransformerSizes(
+    hidden=256, intermediate=768, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64
+)
+CODEC: dict[EncoderSize, CodecSizes] = {
+    "tiny": CodecSizes(
+        encoder_dim=8, decoder_dim=96, quantizer_layers=1, encoder_layers=1
+    ),
+    "real": RELEASED,
+}
+
+AUDIO_PAD = "<|audio_pad|>"
+FIRST_SEMANTIC_ID = 151_678
+LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + SEMANTIC_CODEBOOK_SIZE - 1
+# Where the released tokenizer has them.
+CONTROL_IDS: dict[str, int] = {
+    parts.END_OF_TEXT: 151_643,
+    parts.IM_START: 151_644,
+    parts.IM_END: 151_645,
+    **{f"<|speaker:{i}|>": 151_650 + i for i in range(8)},
+    "<|phoneme_start|>": 151_671,
+    "<|phoneme_end|>": 151_672,
+    "<|voice|>": 151_673,
+    "<|text|>": 151_674,
+    "<|audio_start|>": 151_675,
+    "<|audio_end|>": 151_676,
+    AUDIO_PAD: 151_677,
+}
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
@@ -31,57 +79,121 @@ _PARTS = DacParts(
 )
 
 
-def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the codec has its released sizes (a ``codec.pth`` of 1.5 GB).
     Else ``codec.json`` holds the smaller ones.
     """
     report("text tokenizer")
-    configs.save_text_tokenizer(directory)
+    save_text_tokenizer(directory)
     report("language models")
     models = WeightBuilder(options.seed)
     add_slow_ar(models)
     add_fast_ar(models)
     parts.save_weights(directory / "model.safetensors", models.tensors, torch.bfloat16)
-    parts.save_json(directory / "config.json", configs.model_config())
-    parts.save_json(directory / "generation_config.json", configs.end_ids())
+    parts.save_json(directory / "config.json", model_config())
+    parts.save_json(directory / "generation_config.json", end_ids())
     report("codec")
-    size = configs.CODEC[options.encoders]
+    size = CODEC[options.encoders]
     codec = WeightBuilder(options.seed)
     add_codec(codec, size)
-    # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
-    with (directory / "codec.pth").open("wb") as file:
-        # Of the layouts in circulation, one that the host reads as well.
-        torch.save({"generator": codec.tensors}, file)
+    # Of the layouts in circulation, one that the host reads as well.
+    write_torch_file(directory / "codec.pth", {"generator": codec.tensors})
     if options.encoders != "real":
         parts.save_json(directory / "codec.json", asdict(size))
+
+
+def model_config() -> Json:
+    """Return ``config.json``."""
+    return {
+        "architectures": ["FishSpeechSlowARForConditionalGeneration"],
+        "model_type": "fish_qwen3_omni",
+        "dtype": "bfloat16",
+        "semantic_start_token_id": FIRST_SEMANTIC_ID,
+        "semantic_end_token_id": LAST_SEMANTIC_ID,
+        "audio_pad_token_id": CONTROL_IDS[AUDIO_PAD],
+        **end_ids(),
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "fish_qwen3",
+            **_transformer(SLOW_AR),
+            "vocab_size": VOCAB_SIZE,
+            "codebook_size": SEMANTIC_CODEBOOK_SIZE,
+            "attention_qk_norm": True,
+            "max_seq_len": 32_768,
+            "tie_word_embeddings": True,
+        },
+        "audio_decoder_config": {
+            "model_type": "fish_qwen3_audio_decoder",
+            **_transformer(FAST_AR),
+            "vocab_size": SEMANTIC_CODEBOOK_SIZE,
+            "attention_qk_norm": False,
+            "max_seq_len": NUM_CODEBOOKS + 1,
+            "text_dim": SLOW_AR.hidden,
+            "audio_hidden_dim": 2 * FAST_AR.hidden,
+        },
+    }
+
+
+def end_ids() -> Json:
+    """Return the ids of the end and padding tokens, as two files have them."""
+    return {
+        "eos_token_id": CONTROL_IDS[parts.IM_END],
+        "pad_token_id": CONTROL_IDS[parts.END_OF_TEXT],
+    }
+
+
+def _transformer(size: TransformerSizes) -> Json:
+    return {
+        "dim": size.hidden,
+        "intermediate_size": size.intermediate,
+        "n_layer": size.num_layers,
+        "n_head": size.num_heads,
+        "n_local_heads": size.num_kv_heads,
+        "head_dim": size.head_dim,
+        "num_codebooks": NUM_CODEBOOKS,
+        "rope_base": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "dtype": "bfloat16",
+    }
+
+
+def save_text_tokenizer(out: Path) -> None:
+    """Write ``tokenizer.json`` and the two files that say which tokens are special."""
+    special = CONTROL_IDS | {
+        f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
+        for code in range(SEMANTIC_CODEBOOK_SIZE)
+    }
+    parts.save_byte_tokenizer(
+        out, special, end=parts.IM_END, pad=parts.END_OF_TEXT, vocab_size=VOCAB_SIZE
+    )
 
 
 def add_slow_ar(weights: WeightBuilder) -> None:
     """Add everything below ``text_model.``."""
     model = weights.under("text_model.model")
-    shape = (configs.VOCAB_SIZE, configs.SLOW_AR.hidden)
+    shape = (VOCAB_SIZE, SLOW_AR.hidden)
     model.normal("embeddings.weight", shape, _EMBEDDING_STD)
-    norm = configs.SLOW_AR.head_dim, _ATTENTION_SHARPNESS
+    norm = SLOW_AR.head_dim, _ATTENTION_SHARPNESS
     norms = {f"attention.{each}_norm.weight": norm for each in ("q", "k")}
-    _add_layers(model, configs.SLOW_AR, parts.normal(_PROJECTION_STD), norms)
+    _add_layers(model, SLOW_AR, parts.normal(_PROJECTION_STD), norms)
 
 
 def add_fast_ar(weights: WeightBuilder) -> None:
     """Add everything below ``audio_decoder.``, the slow one's code embeddings too."""
     decoder = weights.under("audio_decoder")
-    hidden, num_codes = configs.FAST_AR.hidden, configs.SEMANTIC_CODEBOOK_SIZE
-    shape = num_codes * configs.NUM_CODEBOOKS, configs.SLOW_AR.hidden
+    hidden, num_codes = FAST_AR.hidden, SEMANTIC_CODEBOOK_SIZE
+    shape = num_codes * NUM_CODEBOOKS, SLOW_AR.hidden
     decoder.normal("codebook_embeddings.weight", shape, _EMBEDDING_STD)
     decoder.normal("embeddings.weight", (num_codes, hidden), 1.0)
     decoder.normal("output.weight", (num_codes, hidden), _PROJECTION_STD)
-    _add_layers(decoder, configs.FAST_AR, parts.normal(_PROJECTION_STD), {})
+    _add_layers(decoder, FAST_AR, parts.normal(_PROJECTION_STD), {})
 
 
 def _add_layers(
     model: WeightBuilder,
-    size: tiny.TransformerSizes,
+    size: TransformerSizes,
     project: parts.Draw,
     vectors: Mapping[str, tuple[int, float]],
 ) -> None:
@@ -118,14 +230,14 @@ def add_codec(weights: WeightBuilder, size: CodecSizes) -> None:
     _add_quantizer(weights.under("quantizer"), size)
     decoder, width = weights.under("decoder.model"), size.decoder_dim
     _PARTS.add_conv(decoder, "0", (width, size.latent_dim, 7))
-    rates = configs.DECODER_RATES
+    rates = DECODER_RATES
     _PARTS.add_up(decoder, width, rates, first=1, output_gain=_OUTPUT_GAIN)
 
 
 def _add_encoder(encoder: WeightBuilder, size: CodecSizes) -> None:
     """Add the layers from samples to latents."""
-    width = _PARTS.add_down(encoder, size.encoder_dim, configs.ENCODER_RATES)
-    last = len(configs.ENCODER_RATES)
+    width = _PARTS.add_down(encoder, size.encoder_dim, ENCODER_RATES)
+    last = len(ENCODER_RATES)
     _add_transformer(encoder.under(f"{last}.block.5"), width, size.encoder_layers)
     _PARTS.add_snake(encoder, str(last + 1), width)
     _PARTS.add_conv(encoder, str(last + 2), (size.latent_dim, width, 3))
@@ -139,10 +251,10 @@ def _add_quantizer(quantizer: WeightBuilder, size: CodecSizes) -> None:
         _add_resampling(quantizer.under(f"downsample.{index}"), width, num_taps=2)
         _add_resampling(quantizer.under(f"upsample.{index}"), width, num_taps=1)
     semantic = quantizer.under("semantic_quantizer.quantizers.0")
-    _add_codebook(semantic, width, configs.SEMANTIC_CODEBOOK_SIZE)
-    for book in range(configs.NUM_CODEBOOKS - 1):
+    _add_codebook(semantic, width, SEMANTIC_CODEBOOK_SIZE)
+    for book in range(NUM_CODEBOOKS - 1):
         residual = quantizer.under(f"quantizer.quantizers.{book}")
-        _add_codebook(residual, width, configs.RESIDUAL_CODEBOOK_SIZE)
+        _add_codebook(residual, width, RESIDUAL_CODEBOOK_SIZE)
 
 
 def _add_resampling(stage: WeightBuilder, width: int, *, num_taps: int) -> None:
@@ -154,25 +266,25 @@ def _add_resampling(stage: WeightBuilder, width: int, *, num_taps: int) -> None:
 
 def _add_codebook(book: WeightBuilder, width: int, num_codes: int) -> None:
     for name, outputs, inputs, gain in (
-        ("in_proj", configs.CODEBOOK_DIM, width, 1.0),
-        ("out_proj", width, configs.CODEBOOK_DIM, _CODE_GAIN),
+        ("in_proj", CODEBOOK_DIM, width, 1.0),
+        ("out_proj", width, CODEBOOK_DIM, _CODE_GAIN),
     ):
         projection = book.under(name)
         projection.normal("weight_v", (outputs, inputs, 1), 1.0)
         projection.fill("weight_g", (outputs, 1, 1), gain)
         projection.fill("bias", (outputs,), 0.0)
-    book.normal("codebook.weight", (num_codes, configs.CODEBOOK_DIM), 1.0)
+    book.normal("codebook.weight", (num_codes, CODEBOOK_DIM), 1.0)
 
 
 def _add_transformer(model: WeightBuilder, width: int, num_layers: int) -> None:
-    num_heads = width // configs.HEAD_DIM_IN_CODEC
-    size = tiny.TransformerSizes(
+    num_heads = width // HEAD_DIM_IN_CODEC
+    size = TransformerSizes(
         hidden=width,
         intermediate=3 * width,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_heads,
-        head_dim=configs.HEAD_DIM_IN_CODEC,
+        head_dim=HEAD_DIM_IN_CODEC,
     )
     scale = width, _LAYER_SCALE
     scales = {f"{each}_layer_scale.gamma": scale for each in ("attention", "ffn")}

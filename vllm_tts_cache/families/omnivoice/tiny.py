@@ -15,7 +15,6 @@ _NUM_CODEBOOKS = 8
 _AUDIO_VOCAB_SIZE = 1025
 _MASK_ID = 1024
 
-
 _LM = tiny.TransformerSizes(
     hidden=64, intermediate=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
 )
@@ -55,19 +54,16 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
 
 def _add_model(weights: WeightBuilder) -> None:
     """Add all weights but the audio tokenizer's."""
-    size, num_audio = _LM, _NUM_CODEBOOKS * _AUDIO_VOCAB_SIZE
     llm = weights.under("llm")
-    llm.normal("embed_tokens.weight", (_VOCAB_SIZE, size.hidden), 1.0)
-    parts.add_layers(llm, size, parts.projected(_LAYER_GAIN), qk_norm=_ATTENTION_GAIN)
+    llm.normal("embed_tokens.weight", (_VOCAB_SIZE, _LM.hidden), 1.0)
+    parts.add_layers(llm, _LM, parts.projected(_LAYER_GAIN), qk_norm=_ATTENTION_GAIN)
+    shape = _NUM_CODEBOOKS * _AUDIO_VOCAB_SIZE, _LM.hidden
     # A position is the sum of its codebooks' rows, and has a text row's variance.
-    std = _NUM_CODEBOOKS**-0.5
-    weights.normal("audio_embeddings.weight", (num_audio, size.hidden), std)
-    shape = (num_audio, size.hidden)
+    weights.normal("audio_embeddings.weight", shape, _NUM_CODEBOOKS**-0.5)
     weights.projection("audio_heads.weight", shape, _LOGIT_GAIN)
 
 
 def _model_config() -> dict[str, object]:
-    """Return the model's config, without its audio tokenizer's."""
     return {
         "architectures": ["OmniVoice"],
         "model_type": "omnivoice",
@@ -89,6 +85,5 @@ def _model_config() -> dict[str, object]:
             "tie_word_embeddings": True,
             "use_sliding_window": False,
         },
-        # Only the host reads it.
-        "num_step": _NUM_STEPS,
+        "num_step": _NUM_STEPS,  # only the host reads it
     }

@@ -1,1 +1,0 @@
-"""A tiny CosyVoice3 checkpoint with random weights. Not a model."""

@@ -1,1 +1,0 @@
-"""A tiny Fish Speech S2 Pro checkpoint with random weights. Not a model."""

@@ -1,1 +1,0 @@
-"""A tiny Higgs Audio v3 checkpoint with random weights. Not a model."""

@@ -1,1 +1,0 @@
-"""A tiny OmniVoice checkpoint with random weights. Not a model."""

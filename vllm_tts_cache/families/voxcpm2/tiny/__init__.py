@@ -1,1 +1,0 @@
-"""A tiny VoxCPM2 checkpoint with random weights. Not a model."""
