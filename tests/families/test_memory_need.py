@@ -13,7 +13,9 @@ import torch
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.memory import MIB, TensorBytes, peak_bytes
 from tests.families.cases import cases, unlike_cases
+from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import network_need
 from vllm_tts_cache.families.omnivoice import preparation
+from vllm_tts_cache.families.omnivoice.encoders import PREPARATION_BYTES_PER_SECOND
 from vllm_tts_cache.speaker.reference import MemoryNeed
 
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ def encoder(encoders_of):
 
 def prepared_in(clip, encoder):
     """Bytes of numpy's arrays and of torch's, each at their fullest."""
-    samples_per_frame = encoder.tokenizer.sizes.samples_per_frame
+    samples_per_frame = encoder.sizes.samples_per_frame
     with TensorBytes():  # what is imported and kept at the first time is not a clip's
         preparation.prepare(clip, samples_per_frame)
     tracemalloc.start()
@@ -56,12 +58,11 @@ def prepared_in(clip, encoder):
 
 @pytest.mark.parametrize("seconds", [1.0, 3.9, 10.0])
 def test_a_need_in_main_memory_has_the_preparation_in_it(encoder, seconds):
-    without_network = replace(encoder.tokenizer, need=MemoryNeed())
-    need = replace(encoder, tokenizer=without_network).need
+    need = MemoryNeed(bytes_per_second=PREPARATION_BYTES_PER_SECOND)
     assert prepared_in(noise(seconds), encoder) <= need.of(seconds)
     assert encoder.need.of(seconds) >= need.of(seconds)
 
 
 def test_a_need_of_a_gpus_memory_is_the_networks(encoder):
-    on_gpu = replace(encoder.tokenizer, device=torch.device("cuda"))
-    assert replace(encoder, tokenizer=on_gpu).need == encoder.tokenizer.need
+    on_gpu = replace(encoder, device=torch.device("cuda"))
+    assert on_gpu.need == network_need(encoder.sizes)

@@ -190,6 +190,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
+def check_rates(
+    path: Path, described: str, *, found: tuple[int, ...], known: tuple[int, ...]
+) -> None:
+    """Refuse other rates than ``known``, by which prompts announce their length.
+
+    ``described`` has a place for each, and ``path`` is the source, for the message.
+
+    Raises: CheckpointError.
+    """
+    if found != known:
+        reason = f"voices are cloned at {described.format(*known)} only, and it has "
+        raise CheckpointError(str(path), reason + described.format(*found))
+
+
 def config_says(model_dir: Path, field: str, value: object) -> bool:
     """Tell whether a checkpoint's ``config.json`` has this value in this field."""
     try:

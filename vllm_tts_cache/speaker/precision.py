@@ -72,6 +72,19 @@ def exact_float32(device: torch.device) -> Iterator[None]:
                     _flags.undo.pop()()
 
 
+@contextmanager
+def encoding_exactly(device: torch.device, network: str) -> Iterator[None]:
+    """Compute as in `exact_float32`.
+
+    Raises: EncodeError: As there, or torch or soxr failed in the block.
+    """
+    try:
+        with exact_float32(device):
+            yield
+    except (RuntimeError, ValueError) as exc:
+        raise EncodeError(f"{network}: {exc}") from exc
+
+
 # Of the blocks of the whole process that need full precision.
 _flags = SimpleNamespace(lock=Lock(), num_holders=0, undo=list[Undo]())
 

@@ -4,15 +4,13 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.families.cases import Section
-from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer
+from vllm_tts_cache.families.networks.higgs_tokenizer import encoder
+from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import NETWORK
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import RELEASED
-from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import NETWORK
 
 __all__ = ["CONSTANTS", "NETWORK", "sections"]
 
-CONSTANTS = {
-    tokenizer: ("REVISION", "NETWORK", "SEMANTIC_PADDING", "SEMANTIC_RESAMPLER")
-}
+CONSTANTS = {encoder: ("REVISION", "NETWORK", "SEMANTIC_PADDING", "SEMANTIC_RESAMPLER")}
 _PARTS = ("acoustic_model_config", "semantic_model_config")
 
 

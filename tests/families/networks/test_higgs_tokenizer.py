@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import load_higgs_encoder
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import write_tokenizer
-from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
-    load_higgs_tokenizer,
-)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def copied(directory, tmp_path):
 
 def load(directory):
     cpu = torch.device("cpu")
-    return load_higgs_tokenizer(directory, cpu, resampler="none", preparation={})
+    return load_higgs_encoder(directory, cpu, resampler="none", preparation={})
 
 
 def test_the_older_names_of_a_normed_weight_are_read_as_well(copied, directory):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, CODEC_FOLDER
 from vllm_tts_cache.families.networks.qwen3_codec import frames
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
+from vllm_tts_cache.speaker.checkpoint_dir import check_rates
 from vllm_tts_cache.speaker.reference import Encoders
 
 
@@ -19,8 +19,6 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     folder = model_dir / CODEC_FOLDER
     encoder = load_codec_encoder(folder, device)
     found = encoder.sample_rate_hz, encoder.samples_per_frame
-    if found != (frames.CODEC_RATE_HZ, frames.SAMPLES_PER_FRAME):
-        rate_hz, samples_per_frame = found
-        reason = f"its frames have {samples_per_frame} samples at {rate_hz} Hz"
-        raise CheckpointError(str(folder), f"{reason}; the talker needs other frames")
+    known = frames.CODEC_RATE_HZ, frames.SAMPLES_PER_FRAME
+    check_rates(folder, "{} Hz and {} samples a frame", found=found, known=known)
     return {CODEC: encoder}

@@ -6,7 +6,7 @@ import torch
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.higgs_audio_v2 import family
-from vllm_tts_cache.families.networks.higgs_tokenizer import encoder, tokenizer
+from vllm_tts_cache.families.networks.higgs_tokenizer import encoder
 from vllm_tts_cache.families.networks.resample import RESAMPLER
 from vllm_tts_cache.speaker.reference import Encoders
 
@@ -21,7 +21,6 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     if (folder := family.tokenizer_folder(model_dir)) is None:
         reason = family.why_it_clones_nothing(model_dir)
         raise CheckpointError(str(model_dir), reason or "its tokenizer is gone")
-    load = tokenizer.load_higgs_tokenizer
-    loaded = load(folder, device, RESAMPLER, encoder.PREPARATION)
-    encoder.check_sizes(loaded.sizes, path=str(folder))
-    return {family.CODEC: encoder.HiggsEncoder(tokenizer=loaded)}
+    loaded = encoder.load_higgs_encoder(folder, device, RESAMPLER)
+    encoder.check_sizes(loaded.sizes, path=folder)
+    return {family.CODEC: loaded}

@@ -9,7 +9,7 @@ import torch
 
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, MODEL_TYPE
-from vllm_tts_cache.families.networks.higgs_tokenizer import encoder, tokenizer
+from vllm_tts_cache.families.networks.higgs_tokenizer import encoder
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import RELEASED, sizes_of
 from vllm_tts_cache.families.networks.resample import RESAMPLER
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
@@ -28,15 +28,14 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
         CheckpointError: It is of another model, or its tokenizer is missing or of
             another build; the message names the difference.
     """
-    path = str(model_dir / "config.json")
-    config = read_json(model_dir / "config.json")
+    path = model_dir / "config.json"
+    config = read_json(path)
     if (found := config.get("model_type")) != MODEL_TYPE:
         reason = f"model_type is {found!r}; voices are cloned by {MODEL_TYPE!r} only"
-        raise CheckpointError(path, reason)
+        raise CheckpointError(str(path), reason)
     given = config.get(SIZES)
     sizes = RELEASED if given is None else sizes_of(given, path=f"{path} {SIZES}")
     encoder.check_sizes(sizes, path=path)
-    loaded = tokenizer.load_higgs_tokenizer(
-        model_dir, device, RESAMPLER, encoder.PREPARATION, sizes, CODEC_PREFIX
-    )
-    return {CODEC: encoder.HiggsEncoder(tokenizer=loaded)}
+    load = encoder.load_higgs_encoder
+    given = {"sizes": sizes, "prefix": CODEC_PREFIX}
+    return {CODEC: load(model_dir, device, RESAMPLER, **given)}

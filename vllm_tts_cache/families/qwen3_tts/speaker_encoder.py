@@ -22,12 +22,12 @@ except ModuleNotFoundError:
     )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.mel import mel_filters
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.qwen3_tts.family import SPEAKER
 from vllm_tts_cache.speaker import checkpoint
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.precision import encoding_exactly
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -67,11 +67,8 @@ class SpeakerEncoder:
 
         Raises: EncodeError if the network failed on this audio.
         """
-        try:
-            with exact_float32(self.device):
-                embedding = self.network(self._mel(audio).to(self.device))[0]
-        except (RuntimeError, ValueError) as exc:
-            raise EncodeError(f"speaker encoder: {exc}") from exc
+        with encoding_exactly(self.device, "speaker encoder"):
+            embedding = self.network(self._mel(audio).to(self.device))[0]
         return Encoding({"speaker_embedding": embedding.cpu().numpy()})
 
     def _mel(self, audio: ReferenceAudio) -> Tensor:

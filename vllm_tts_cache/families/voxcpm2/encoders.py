@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.networks.torch_file import read_torch_file, tensors_under
 from vllm_tts_cache.families.voxcpm2 import family, positions
 from vllm_tts_cache.families.voxcpm2.network import AudioEncoder
 from vllm_tts_cache.speaker import checkpoint
-from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.checkpoint_dir import check_rates, read_json
+from vllm_tts_cache.speaker.precision import encoding_exactly
 from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -64,19 +64,21 @@ def read_encoder_sizes(model_dir: Path) -> EncoderSizes:
         CheckpointError: A value is of another type, or a clip would take another
             number of positions than `positions` counts for it.
     """
-    path = str(model_dir / "config.json")
+    path = model_dir / "config.json"
     try:
-        config = msgspec.convert(read_json(model_dir / "config.json"), _Config)
+        config = msgspec.convert(read_json(path), _Config)
     except msgspec.ValidationError as exc:
-        raise CheckpointError(path, str(exc)) from exc
+        raise CheckpointError(str(path), str(exc)) from exc
     vae = config.audio_vae_config or _AudioVAEConfig()
-    found = vae.sample_rate, math.prod(vae.encoder_rates), config.patch_size
-    known = positions.SAMPLE_RATE_HZ, positions.SAMPLES_PER_LATENT
-    known += (positions.LATENTS_PER_POSITION,)
-    if found != known:
-        described = "{} Hz, {} samples a latent and {} latents a patch"
-        reason = f"voices are cloned at {described.format(*known)} only, and it has "
-        raise CheckpointError(path, reason + described.format(*found))
+    check_rates(
+        path,
+        "{} Hz, {} samples a latent and {} latents a patch",
+        found=(vae.sample_rate, math.prod(vae.encoder_rates), config.patch_size),
+        known=(
+            *(positions.SAMPLE_RATE_HZ, positions.SAMPLES_PER_LATENT),
+            positions.LATENTS_PER_POSITION,
+        ),
+    )
     return EncoderSizes(**{f.name: getattr(vae, f.name) for f in fields(EncoderSizes)})
 
 
@@ -120,16 +122,13 @@ class AudioVAEEncoder:
 
         Raises: EncodeError if the network failed on this audio.
         """
-        try:
+        with encoding_exactly(self.device, "AudioVAE encoder"):
             samples = resample(audio, positions.SAMPLE_RATE_HZ)
             missing = -samples.size % positions.SAMPLES_PER_POSITION
             sides = (missing, 0) if self.fills_up_before else (0, missing)
             samples = np.pad(samples, sides)
-            with exact_float32(self.device):
-                waveform = torch.tensor(samples, device=self.device).view(1, 1, -1)
-                latents = self.network(waveform)[0].cpu()
-        except (RuntimeError, ValueError) as exc:
-            raise EncodeError(f"AudioVAE encoder: {exc}") from exc
+            waveform = torch.tensor(samples, device=self.device).view(1, 1, -1)
+            latents = self.network(waveform)[0].cpu()
         shape = (-1, positions.LATENTS_PER_POSITION, len(latents))
         return Encoding({"features": latents.T.reshape(shape).numpy()})
 

@@ -17,10 +17,9 @@ from torch.nn.utils import remove_weight_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.sinc_resample import resample
 from vllm_tts_cache.families.networks.torch_file import read_torch_file, tensors_under
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.precision import encoding_exactly
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -63,12 +62,10 @@ class DACEncoder:
             EncodeError: The network failed, or a clip has more than ``max_frames``.
         """
         try:
-            with exact_float32(self.device):
+            with encoding_exactly(self.device, "codec encoder"):
                 to = self.sample_rate_hz, self.device
                 of_clips = [self._codes(resample(c, *to)) for c in audio.clips()]
                 codes = torch.cat(of_clips, dim=1).cpu().numpy()
-        except (RuntimeError, ValueError) as exc:
-            raise EncodeError(f"codec encoder: {exc}") from exc
         finally:
             self.clean_up()
         return Encoding({"codes": codes.T.astype(np.int16)})

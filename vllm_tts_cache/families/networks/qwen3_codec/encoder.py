@@ -19,12 +19,12 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.precision import encoding_exactly
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -86,21 +86,18 @@ class CodecEncoder:
 
         Raises: EncodeError if the network failed on this audio.
         """
-        try:
+        with encoding_exactly(self.device, "codec encoder"):
             samples = resample(audio, self.sample_rate_hz)
             num_frames = -(-samples.size // self.samples_per_frame)
-            with exact_float32(self.device):
-                waveform = torch.tensor(samples, device=self.device)
-                # Each codebook codes the residual of the coarser ones, so leaving out
-                # the finest, which the talker does not speak, changes no other code.
-                (codes,) = self.network.encode(
-                    waveform.view(1, 1, -1),
-                    num_quantizers=self.num_codebooks,
-                    use_streaming=False,
-                    return_dict=False,
-                )[0]
-        except (RuntimeError, ValueError) as exc:
-            raise EncodeError(f"codec encoder: {exc}") from exc
+            waveform = torch.tensor(samples, device=self.device)
+            # Each codebook codes the residual of the coarser ones, so leaving out the
+            # finest, which the talker does not speak, changes no other code.
+            (codes,) = self.network.encode(
+                waveform.view(1, 1, -1),
+                num_quantizers=self.num_codebooks,
+                use_streaming=False,
+                return_dict=False,
+            )[0]
         frames = codes[:, :num_frames].T.cpu().numpy()
         return Encoding({"codes": frames.astype(np.int16)})
 
