@@ -29,7 +29,8 @@ def small_codec() -> None:
         fish_speech_dac_decoder,
     )
 
-    from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
+    from vllm_tts_cache.families.fish_speech.codec import build_codec
+    from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 
     sizes = read_sizes(Path(os.environ[CHECKPOINT]))
     importers: tuple[Any, ...] = (dac_encoder, fish_speech_dac_decoder)

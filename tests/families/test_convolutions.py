@@ -11,8 +11,9 @@ from transformers.models.mimi.modeling_mimi import MimiEncoder
 
 from tests.torch_threads import on_threads
 from vllm_tts_cache.families.fish_speech import encoders as fish
-from vllm_tts_cache.families.fish_speech.codec import build_half, read_sizes
+from vllm_tts_cache.families.fish_speech.codec import build_half
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
+from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 from vllm_tts_cache.families.networks.dac.encoder import (
     fix_weight_norms,
     read_codec_file,

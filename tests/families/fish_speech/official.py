@@ -5,7 +5,8 @@ import soundfile
 from vllm_omni.model_executor.models.fish_speech import dac_encoder as host
 
 from tests.families.clip import Clip
-from vllm_tts_cache.families.fish_speech.codec import build_sized_codec, read_sizes
+from vllm_tts_cache.families.fish_speech.codec import build_codec
+from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 
 CLIPS = (
     Clip(8_000, 10_401),
@@ -23,7 +24,7 @@ def encodings(checkpoint, _folder, paths):
     """It reads no codec.json, so it is given the sizes."""
     sizes, found = read_sizes(checkpoint), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "build_dac_codec", lambda: build_sized_codec(sizes))
+        patch.setattr(host, "build_dac_codec", lambda: build_codec(sizes))
         for path in paths:
             samples, rate_hz = soundfile.read(path, dtype="float32")
             codes = host.encode_reference_audio_codes(

@@ -14,9 +14,10 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
 from tests.families.clip import noisy_tone
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.fish_speech.codec import build_sized_codec, read_sizes
+from vllm_tts_cache.families.fish_speech.codec import build_codec
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
+from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 from vllm_tts_cache.families.networks.dac.encoder import DACEncoder
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
@@ -43,7 +44,7 @@ def encoder(own_checkpoint):
 def host_codes(own_checkpoint, monkeypatch):
     """The host's own encoder; it reads no codec.json, so it is given its sizes."""
     sizes = read_sizes(own_checkpoint)
-    monkeypatch.setattr(host, "build_dac_codec", lambda: build_sized_codec(sizes))
+    monkeypatch.setattr(host, "build_dac_codec", lambda: build_codec(sizes))
 
     def encode(samples, rate_hz):
         return host.encode_reference_audio_codes(

@@ -7,7 +7,8 @@ import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_dac_decoder as host
 
 from tests.real_talker import loaded
-from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
+from vllm_tts_cache.families.fish_speech.codec import build_codec
+from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 
 NUM_CODEBOOKS, SAMPLES_PER_FRAME = 10, 2_048
 # Below, at and past the attention window of 128 frames.

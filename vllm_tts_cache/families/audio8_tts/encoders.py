@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm_omni.model_executor.models.audio8_tts import codec as host
 
 from vllm_tts_cache.errors import CheckpointError
@@ -31,7 +30,6 @@ _DECODER_SIZES = {
     "post_n_local_heads": "codec_post_n_local_heads",
     "post_intermediate_size": "codec_post_intermediate_size",
 }
-_COMPUTED = ("freqs_cis", "causal_mask")  # a file may have them or not
 
 # Without slices: five activations of the first convolutions, 64 channels wide at
 # 44.1 kHz. Estimated, not measured.
@@ -57,7 +55,12 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """
     path = model_dir / "codec.pth"
     sizes = _decoder_sizes(read_json(model_dir / "config.json"), model_dir)
-    network, weights = _build(sizes, dac.read_codec_file(path), path=str(path))
+    state = dac.read_codec_file(path)
+    with torch.device("meta"):  # the constructor draws random weights
+        network = host.build_arktts_codec(**sizes)
+    left_out = "decoder", "quantizer.post_module", "quantizer.upsample"
+    weights = dac.keep_half(network, state, left_out, path=str(path))
+    checkpoint.assign_float32(network, weights, path=str(path))
     network.to(device)
     dac.fix_weight_norms(network)
     settings = {
@@ -87,23 +90,3 @@ def _decoder_sizes(config: Mapping[str, Any], model_dir: Path) -> dict[str, int]
         return given
     reason = f"expected positive integers under {', '.join(_DECODER_SIZES.values())}"
     raise CheckpointError(str(model_dir / "config.json"), reason)
-
-
-def _build(
-    decoder_sizes: dict[str, int], state: Mapping[str, Tensor], *, path: str
-) -> tuple[host.ArkttsCodec, dict[str, Tensor]]:
-    """Return the encode half in float32 on the CPU, and its tensors as in the file.
-
-    It is built on the meta device, because the constructor draws random weights.
-    """
-    with torch.device("meta"):
-        codec = host.build_arktts_codec(**decoder_sizes)
-    whole = codec.state_dict()
-    stored = {n: t for n, t in state.items() if not n.endswith(_COMPUTED)}
-    stored = dac.in_the_spelling_of(whole, stored)
-    # The other half is checked too, so that a truncated file is refused.
-    checkpoint.pick_tensors(whole, stored, path=path)
-    quantizer: Any = codec.quantizer
-    del codec.decoder, quantizer.post_module, quantizer.upsample
-    half = {name: stored[name] for name in codec.state_dict()}
-    return codec, checkpoint.assign_float32(codec, half, path=path)

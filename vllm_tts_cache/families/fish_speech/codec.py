@@ -1,9 +1,7 @@
 """The whole DAC or one half of it, in its released sizes or smaller ones for tests."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -11,11 +9,9 @@ from torch import Tensor, nn
 from vllm_omni.model_executor.models.fish_speech import dac_modules, dac_utils
 from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC, transformer
 
-from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
-from vllm_tts_cache.families.networks.dac.encoder import in_the_spelling_of
-from vllm_tts_cache.speaker.checkpoint import assign_float32, pick_tensors
-from vllm_tts_cache.speaker.checkpoint_dir import read_json
+from vllm_tts_cache.families.networks.dac.encoder import keep_half
+from vllm_tts_cache.speaker.checkpoint import assign_float32
 
 SAMPLE_RATE_HZ = dac_utils.DAC_SAMPLE_RATE
 SAMPLES_PER_FRAME = dac_utils.DAC_HOP_LENGTH
@@ -32,7 +28,6 @@ _ATTENTION: dict[str, Any] = {
     "channels_first": True,
 }
 
-_ROTARY, _MASK = "freqs_cis", "causal_mask"
 # Half -> the parts that it does not need.
 _LEFT_OUT = {
     "encoding": ("decoder", "quantizer.post_module", "quantizer.upsample"),
@@ -40,40 +35,14 @@ _LEFT_OUT = {
 }
 
 
-def read_sizes(model_dir: Path) -> CodecSizes:
-    """Read ``codec.json``; a released model has no such file, and gets `RELEASED`.
-
-    Raises: CheckpointError if the file cannot be read, or a field or a value is wrong.
-    """
-    path = model_dir / "codec.json"
-    if not path.exists():
-        return RELEASED
-    given = read_json(path)
-    units = {"encoder_dim": 4, "decoder_dim": 16}
-    names = [field.name for field in fields(CodecSizes)]
-    if set(given) - set(names) or not all(
-        type(size) is int and size > 0 and size % units.get(name, 1) == 0
-        for name, size in given.items()
-    ):
-        raise CheckpointError(
-            str(path),
-            f"expected positive integers under {', '.join(names)}; encoder_dim must be "
-            "a multiple of 4, decoder_dim of 16",
-        )
-    return CodecSizes(**given)
-
-
 def build_codec(sizes: CodecSizes) -> DAC:
-    """Build the whole codec, encoder and decoder, without loading weights."""
-    if sizes != RELEASED:
-        return build_sized_codec(sizes)
-    codec = dac_utils.build_dac_codec()
-    assert isinstance(codec, DAC)  # the host annotates a wider type
-    return codec
+    """Build the whole codec, encoder and decoder, without loading weights.
 
-
-def build_sized_codec(sizes: CodecSizes) -> DAC:
-    """Build a codec with the released structure, rates, windows and codebooks."""
+    Of another size it has the released structure, rates, windows and codebooks.
+    """
+    if sizes == RELEASED:
+        released: Any = dac_utils.build_dac_codec()
+        return released
     return DAC(
         encoder_dim=sizes.encoder_dim,
         encoder_rates=[2, 4, 8, 8],
@@ -128,30 +97,17 @@ def build_half(
 ) -> tuple[DAC, dict[str, Tensor]]:
     """Return a half in float32 on the CPU, and its tensors as in the file.
 
-    The whole codec is built, and the whole file checked against it. The codec is built
-    on the meta device, because on another one the constructor draws random weights and
-    fills 300 MB of masks that are never used.
+    The codec is built on the meta device, because on another one the constructor draws
+    random weights and fills 300 MB of masks that are never used.
 
     Raises: CheckpointError if a tensor of the codec is missing or of another shape.
     """
     with torch.device("meta"):
         codec = build_codec(sizes)
-    whole = codec.state_dict()
-    state = in_the_spelling_of(whole, state)
-    # The other half is checked too, so that a truncated file is refused.
-    pick_tensors(_stored(whole), _stored(state), path=path)
-    for name in _LEFT_OUT[half]:
-        owner, _, part = name.rpartition(".")
-        delattr(codec.get_submodule(owner), part)
-    rotary = _take_computed_buffers(codec, state)
-    weights = {name: state[name] for name in _stored(codec.state_dict())} | rotary
+    weights = keep_half(codec, state, _LEFT_OUT[half], path=path)
+    weights |= _take_computed_buffers(codec, state)
     assign_float32(codec, weights, path=path)
     return codec, weights
-
-
-def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out the tensors that the constructor computes: a file may have them."""
-    return {n: t for n, t in tensors.items() if not n.endswith((_ROTARY, _MASK))}
 
 
 def _take_computed_buffers(
@@ -166,7 +122,7 @@ def _take_computed_buffers(
     for owner, module in codec.named_modules():
         if isinstance(module, transformer.Transformer):
             del module.causal_mask  # the window's mask is always used instead
-            name, config = f"{owner}.{_ROTARY}", module.config
+            name, config = f"{owner}.freqs_cis", module.config
             with torch.device("cpu"):
                 computed = transformer.precompute_freqs_cis(
                     config.block_size, config.head_dim, int(config.rope_base)

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_dac_decoder as host
 
-from vllm_tts_cache.families.fish_speech.codec import build_half, read_sizes
+from vllm_tts_cache.families.fish_speech.codec import build_half
 from vllm_tts_cache.families.fish_speech.family import FAMILY
+from vllm_tts_cache.families.fish_speech.sizes import read_sizes
 from vllm_tts_cache.families.networks.dac.encoder import read_codec_file
 from vllm_tts_cache.speaker.checkpoint_dir import whole_checkpoint
 

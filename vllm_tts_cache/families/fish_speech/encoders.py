@@ -5,11 +5,11 @@ Its convolutions run in slices of time, and without TorchScript.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from vllm_omni.model_executor.models.fish_speech import dac_modules
@@ -19,6 +19,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.layers import Snake
 
 from vllm_tts_cache.families.fish_speech import codec
 from vllm_tts_cache.families.fish_speech.family import CODEC
+from vllm_tts_cache.families.fish_speech.sizes import RELEASED, read_sizes
 from vllm_tts_cache.families.networks.dac import encoder as dac
 from vllm_tts_cache.families.networks.parts import Snake
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
@@ -98,7 +99,7 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
             another shape; the message names them.
     """
     path = model_dir / "codec.pth"
-    sizes = codec.read_sizes(model_dir)
+    sizes = read_sizes(model_dir)
     state = dac.read_codec_file(path)
     network, weights = codec.build_half("encoding", sizes, state, path=str(path))
     network.to(device)
@@ -106,7 +107,7 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     sliced: Any = SlicedEncoder(network.encoder)
     network.encoder = sliced
     settings = {
-        "sizes": asdict(sizes),
+        "sizes": msgspec.structs.asdict(sizes),
         "sample_rate_hz": codec.SAMPLE_RATE_HZ,
         "samples_per_frame": codec.SAMPLES_PER_FRAME,
         "num_codebooks": codec.NUM_CODEBOOKS,
@@ -121,7 +122,7 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
             "fish s2 dac", REVISION, RESAMPLER, weights, settings
         ),
         need=MemoryNeed(
-            fixed_bytes=_FIXED_BYTES * sizes.encoder_dim // codec.RELEASED.encoder_dim,
+            fixed_bytes=_FIXED_BYTES * sizes.encoder_dim // RELEASED.encoder_dim,
             bytes_per_second=_BYTES_PER_SECOND,
         ),
         name=CODEC,

@@ -1,9 +1,9 @@
 """Write a tiny Fish Speech S2 Pro checkpoint with random weights. Not a model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import torch
 
 from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
@@ -101,7 +101,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     # Of the layouts in circulation, one that the host reads as well.
     write_torch_file(directory / "codec.pth", {"generator": codec.tensors})
     if options.encoders != "real":
-        parts.save_json(directory / "codec.json", asdict(size))
+        parts.save_json(directory / "codec.json", msgspec.structs.asdict(size))
 
 
 def model_config() -> Json:

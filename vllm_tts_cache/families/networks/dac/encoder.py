@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.families.networks.sinc_resample import resample
 from vllm_tts_cache.families.networks.torch_file import read_torch_file, tensors_under
+from vllm_tts_cache.speaker.checkpoint import pick_tensors
 from vllm_tts_cache.speaker.precision import encoding_exactly
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
@@ -30,6 +31,8 @@ _WEIGHT_NORM = (
     (".weight_g", ".parametrizations.weight.original0"),
     (".weight_v", ".parametrizations.weight.original1"),
 )
+
+_COMPUTED = ("freqs_cis", "causal_mask")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -117,6 +120,29 @@ def in_the_spelling_of(
         name if (own := renamed.get(name, name)) in tensors else own: tensor
         for name, tensor in tensors.items()
     }
+
+
+def keep_half(
+    codec: nn.Module, state: Mapping[str, Tensor], left_out: Iterable[str], *, path: str
+) -> dict[str, Tensor]:
+    """Delete parts of a codec; return the file's tensors of the others.
+
+    Without those that the constructor computes, which a file may have. The whole file
+    is checked, so that a truncated one is refused.
+
+    Raises: CheckpointError if a tensor of the codec is missing or of another shape.
+    """
+    whole = codec.state_dict()
+    state = in_the_spelling_of(whole, state)
+    pick_tensors(_stored(whole), _stored(state), path=path)
+    for name in left_out:
+        owner, _, part = name.rpartition(".")
+        delattr(codec.get_submodule(owner), part)
+    return {name: state[name] for name in _stored(codec.state_dict())}
+
+
+def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t for n, t in tensors.items() if not n.endswith(_COMPUTED)}
 
 
 def fix_weight_norms(codec: nn.Module) -> None:
