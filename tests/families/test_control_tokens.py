@@ -15,7 +15,7 @@ from tests.families.serving import ann, message
 from tests.speaking import data_url
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.higgs_audio_v3.prompt import PromptBuilder
-from vllm_tts_cache.families.omnivoice.texts import check_text
+from vllm_tts_cache.families.omnivoice.prompt import check_text
 from vllm_tts_cache.speaker.family import refuse_tokens
 
 CLONING = cloning_cases()

@@ -6,7 +6,6 @@ from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 from tests.audio_clips import voiced
 from tests.families.runner import StoredVoice, as_the_runner_says, merge
 from tests.real_scheduler import STOP
-from vllm_tts_cache.families.cosyvoice3.conditioning import handed_on
 from vllm_tts_cache.families.cosyvoice3.family import (
     CROSS_LINGUAL,
     FAMILY,
@@ -21,6 +20,7 @@ from vllm_tts_cache.families.cosyvoice3.prompt import (
     load_tokenizer,
     texts_of,
 )
+from vllm_tts_cache.families.cosyvoice3.worker import handed_on
 
 RATE_HZ = 24_000
 TEXT = "The keeper counts the ships, and then counts them again."

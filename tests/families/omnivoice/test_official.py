@@ -20,7 +20,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.omnivoice import encoders as ours
 from vllm_tts_cache.families.omnivoice import preparation
-from vllm_tts_cache.families.omnivoice.texts import with_full_stop
+from vllm_tts_cache.families.omnivoice.prompt import with_full_stop
 from vllm_tts_cache.families.omnivoice.worker import as_loud
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 

@@ -9,7 +9,7 @@ from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
 
 from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.networks.qwen3_codec import encoder as codec_encoder
-from vllm_tts_cache.families.qwen3_tts import speaker_encoder
+from vllm_tts_cache.families.qwen3_tts import encoders
 
 SPEECH_TOKENIZER = "speech_tokenizer/config.json"
 
@@ -30,7 +30,7 @@ IDENTITIES = {
             ),
         ),
         constants={
-            speaker_encoder: (
+            encoders: (
                 "REVISION",
                 "RESAMPLER",
                 "_NUM_FFT",

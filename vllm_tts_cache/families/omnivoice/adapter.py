@@ -5,7 +5,7 @@ from typing import Any
 from vllm_tts_cache.entrypoints.serving.adapter import DiffusionAdapter
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
-from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
+from vllm_tts_cache.families.omnivoice.prompt import check_text, with_full_stop
 
 
 class CachedOmniVoiceAdapter(DiffusionAdapter):

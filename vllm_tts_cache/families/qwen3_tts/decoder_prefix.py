@@ -1,13 +1,15 @@
 """The codec decoder's state after the reference of a clone in context, and its use.
 
 Later frames depend on the reference's last frames (72, as shipped) by the keys and
-values of a transformer, and by the columns that the convolutions after it read last.
-Both are the same for every request of a voice. The host computes them again in each
-request, with 72 frames of samples that it throws away.
+values of a transformer, and by the columns that the causal convolutions after it read
+last. Both are the same for every request of a voice. The host computes them again in
+each request, with 72 frames of samples that it throws away, and with 12 frames in each
+later chunk.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,6 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
     modeling_qwen3_tts_tokenizer_v2 as host,
 )
 
-from vllm_tts_cache.families.qwen3_tts.streamed_convs import StreamedConvs
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 
@@ -28,10 +29,16 @@ throttled = ThrottledLog()
 # the key `TAILS`.
 State = dict[str, Any]
 TAILS = "tts_cache_tails"
+# The columns that each convolution reads again, in the order of their calls.
+Tails = list[Tensor]
+_Conv = Callable[[Tensor], Tensor]
 
 
 class DecoderPrefixes:
     """Makes the decoder states with which requests begin after a reference.
+
+    It patches the decoder to begin requests whose states hold `TAILS`: the host decodes
+    first frames in batches only after an empty state, an x-vector's.
 
     Args:
         decoder: The host's codec decoder, with its weights.
@@ -42,7 +49,8 @@ class DecoderPrefixes:
         self._decoder = decoder
         self._states = states
         self._convs = StreamedConvs(decoder)
-        FirstChunks(decoder, self._convs)
+        later = decoder.batched_chunked_decode
+        decoder.batched_chunked_decode = partial(self._decode, later)
 
     def begin(self, codes: Tensor, audio_sha256: str | None) -> State | None:
         """Return a request's state after a reference.
@@ -100,39 +108,6 @@ class DecoderPrefixes:
             TAILS: tails,
         }
         return DecoderState(state, _num_bytes(state))
-
-
-def _copied(cache: Any) -> Any:
-    """Copy the cache's keys and values, which are views of larger tensors."""
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-    return cache
-
-
-def _num_bytes(state: State) -> int:
-    tensors = [value for value in state.values() if isinstance(value, Tensor)]
-    for layer in state["past_key_values"].layers:
-        tensors += [layer.keys, layer.values]
-    tensors += state[TAILS]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-class FirstChunks:
-    """Patches a decoder to begin requests whose states hold `TAILS`.
-
-    The host decodes first frames in batches only after an empty state, an x-vector's,
-    and not after the state of a reference.
-
-    Args:
-        decoder: The host's codec decoder.
-        convs: The decoder's convolutions.
-    """
-
-    def __init__(self, decoder: Any, convs: StreamedConvs):
-        self._decoder = decoder
-        self._convs = convs
-        later = decoder.batched_chunked_decode
-        decoder.batched_chunked_decode = partial(self._decode, later)
 
     def _decode(
         self,
@@ -203,6 +178,21 @@ class FirstChunks:
             state["suffix_frames"] = quantized.shape[-1]
 
 
+def _copied(cache: Any) -> Any:
+    """Copy the cache's keys and values, which are views of larger tensors."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+    return cache
+
+
+def _num_bytes(state: State) -> int:
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    for layer in state["past_key_values"].layers:
+        tensors += [layer.keys, layer.values]
+    tensors += state[TAILS]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def _rows_of_one_shape(
     lengths: Sequence[int], states: Sequence[State], max_rows: int
 ) -> Iterator[list[int]]:
@@ -236,3 +226,78 @@ def samples_of(decoder: Any, hidden: Tensor) -> Tensor:
     for block in decoder.decoder:
         columns = block(columns)
     return columns.clamp(min=-1, max=1)
+
+
+class StreamedConvs:
+    """Lets a decoder's convolutions begin after columns that they read before.
+
+    Outside of the blocks of `recorded` and `behind` they compute as the host does.
+
+    Args:
+        decoder: The host's codec decoder.
+    """
+
+    def __init__(self, decoder: Any):
+        self._tails: Tails | None = None
+        self._num_read = 0
+        self._is_recording = False
+        for module in (*decoder.upsample.modules(), *decoder.decoder.modules()):
+            if (streamed := self._streamed(module)) is not None:
+                module.forward = partial(streamed, module, module.forward)
+
+    def _streamed(self, module: Any) -> Callable[[Any, _Conv, Tensor], Tensor] | None:
+        """Return how a convolution reads earlier columns; None for other modules."""
+        if isinstance(module, host.Qwen3TTSTokenizerV2CausalConvNet):
+            return self._conv if module.padding else None
+        if isinstance(module, host.Qwen3TTSTokenizerV2CausalTransConvNet):
+            return self._spread if module.right_pad else None
+        return None
+
+    @contextmanager
+    def recorded(self) -> Iterator[Tails]:
+        """Yield a list to which each convolution adds the columns that it read last."""
+        self._tails, self._is_recording = [], True
+        try:
+            yield self._tails
+        finally:
+            self._tails, self._is_recording = None, False
+
+    @contextmanager
+    def behind(self, tails: Tails) -> Iterator[None]:
+        """Let the convolutions begin after ``tails``; each must run once."""
+        self._tails, self._num_read = tails, 0
+        try:
+            yield
+        finally:
+            self._tails = None
+
+    def _conv(self, module: Any, forward: _Conv, columns: Tensor) -> Tensor:
+        if self._tails is None:
+            return forward(columns)
+        if self._is_recording:
+            self._record(columns, module.padding)
+            return forward(columns)
+        return module.conv(self._joined(columns)).contiguous()
+
+    def _spread(self, module: Any, forward: _Conv, columns: Tensor) -> Tensor:
+        """Compute a transposed convolution, whose columns overlap the next ones."""
+        if self._tails is None:
+            return forward(columns)
+        (stride,), (width,) = module.conv.stride, module.conv.kernel_size
+        num_read = -(-width // stride) - 1
+        if self._is_recording:
+            self._record(columns, num_read)
+            return forward(columns)
+        spread = module.conv(self._joined(columns))
+        return spread[..., num_read * stride : -module.right_pad].contiguous()
+
+    def _record(self, columns: Tensor, num_read: int) -> None:
+        assert self._tails is not None
+        padded = functional.pad(columns, (max(0, num_read - columns.shape[-1]), 0))
+        self._tails.append(padded[..., -num_read:].clone())
+
+    def _joined(self, columns: Tensor) -> Tensor:
+        assert self._tails is not None
+        tail = self._tails[self._num_read]
+        self._num_read += 1
+        return torch.cat([tail, columns], dim=-1)
