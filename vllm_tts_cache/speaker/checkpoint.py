@@ -80,11 +80,7 @@ def pick_tensors(
     """Return the wanted tensors of a file; log one warning for the others.
 
     A file may hold tensors that only its training needed, as the host accepts it.
-
-    Args:
-        wanted: Names, shapes and dtypes, as of a network on the meta device.
-        given: All tensors of the file.
-        path: Of the file, for messages.
+    ``wanted`` has names, shapes and dtypes, as of a network on the meta device.
 
     Raises: CheckpointError: Tensors are missing, of another shape, or quantised; up to
         eight of each are named.

@@ -64,7 +64,6 @@ class CloneFacts:
     """Facts of a request that decide its mode.
 
     Attributes:
-        given_transcript: Whether the request has a transcript.
         stored_transcript: Whether the voice was registered with one.
         is_inline: Whether the reference audio came with the request.
         named: The mode that the request names.

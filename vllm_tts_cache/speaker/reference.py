@@ -135,11 +135,7 @@ def with_keyed_salt(prompt: Any, secret: bytes) -> Any:
 
 
 def encoders_id(fingerprints: Mapping[str, str]) -> str:
-    """Return 16 hex digits over a worker's encoders.
-
-    Args:
-        fingerprints: By the encoders' names.
-    """
+    """Return 16 hex digits over a worker's fingerprints, by the encoders' names."""
     text = "\n".join(f"{name} {fingerprints[name]}" for name in sorted(fingerprints))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -24,12 +24,7 @@ _NUM_OBJECT_BYTES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SemanticCodes:
-    """The part of an encoding that a prompt holds.
-
-    Attributes:
-        key: Key of the encoding.
-        codes: Codes of the semantic codebook, one a frame.
-    """
+    """The part of an encoding that a prompt holds: a semantic code for each frame."""
 
     key: EncodingKey
     codes: "array[int]"
@@ -53,11 +48,7 @@ class PromptBuilder(prompts.SemanticPromptBuilder):
     ) -> dict[str, Any]:
         """Return the prompt that speaks ``text`` as the reference does.
 
-        Args:
-            text: What to say, checked by `check_text`.
-            ref_text: What the reference says, checked by `check_text`.
-            ref: The reference audio.
-            semantic: The codes of the audio that become token ids.
+        `check_text` has checked both texts; the codes of ``semantic`` become token ids.
         """
         semantic_ids = [code + self.first_semantic_id for code in semantic.codes]
         token_ids, start, _, _ = host.build_voice_clone_prompt_ids(

@@ -112,8 +112,7 @@ def _check_readable(path: Path) -> None:
 class ClipEncoder:
     """Encodes a clip to one array, which has the encoder's name.
 
-    Attributes:
-        compute: Makes the array; may raise any exception of the runtime.
+    ``compute`` makes the array, and may raise any exception of the runtime.
     """
 
     name: str

@@ -87,12 +87,7 @@ _FILES = ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 
 
 def load_tokenizer(model: str, revision: str | None, config: Any) -> Any:
-    """Return the host's tokenizer of a checkpoint.
-
-    Args:
-        model: Its folder, or a Hugging Face id.
-        revision: Revision of the id.
-        config: The host's config of the checkpoint, which names the tokenizer's folder.
+    """Return the host's tokenizer of a checkpoint; the host's config names its folder.
 
     Raises: CheckpointError that says what to download.
     """
@@ -134,10 +129,7 @@ class PromptBuilder(prompts.PromptBuilder):
 def count_positions(mode: Mode, *, num_ids: int, num_tokens: int) -> int:
     """Return the length of a prompt; the worker has to make as many rows.
 
-    Args:
-        mode: The clone's mode.
-        num_ids: Ids of both texts.
-        num_tokens: Speech tokens of the reference that are used.
+    Of the reference's speech tokens, ``num_tokens`` are used.
     """
     return NUM_MARKS + num_ids + (num_tokens if has_codes(mode) else 0)
 

@@ -50,13 +50,7 @@ PITCH_CHANNELS = 32
 
 @dataclass(frozen=True, slots=True)
 class NetworkSizes:
-    """Sizes of a stand-in for one of the ONNX files.
-
-    Attributes:
-        width: Width of its layers.
-        inner: Width in the middle of each block.
-        num_blocks: Number of residual blocks.
-    """
+    """Widths of a stand-in's layers and of the middle of its residual blocks."""
 
     width: int
     inner: int

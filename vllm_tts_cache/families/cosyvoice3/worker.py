@@ -243,11 +243,7 @@ def conditioning_of(
 ) -> dict[str, Tensor]:
     """Return a voice's conditioning on the CPU, under the host's names.
 
-    Args:
-        codes: The voice's speech tokens.
-        mel: About two frames for each token; tokens without both frames are cut off.
-        vector: The speaker's vector.
-        num_codes: Number of codes that the model has.
+    The mel has about two frames for each token; tokens without both are cut off.
 
     Raises: TTSCacheError if an encoding does not fit the decoder.
     """

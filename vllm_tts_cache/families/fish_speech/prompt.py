@@ -74,11 +74,6 @@ def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
 
     It reads the whole transcript, so it is called once for each `VoicePart`; requests
     take the salt from there.
-
-    Args:
-        key: Key of the encoding.
-        ref_text: The transcript, checked by ``checked_text``.
-        num_clips: Number of clips in the audio.
     """
     spoken = transcript(ref_text, num_clips)
     named = [key.audio_sha256, key.encoder_fingerprint, spoken]
@@ -94,13 +89,9 @@ class PromptBuilder(prompts.SemanticPromptBuilder):
         """Build what all of a voice's prompts have in common.
 
         It takes milliseconds, so the adapter calls it off the event loop, and keeps the
-        part for all requests of the voice.
-
-        Args:
-            ref_text: What the reference says, checked by ``checked_text``.
-            key: Key of the encoding that has ``codes``.
-            codes: ``(num_frames, 10)``, the semantic codebook first.
-            num_clips: Number of clips; if several, ``ref_text`` has a line for each.
+        part for all requests of the voice. ``codes`` are ``(num_frames, 10)``, the
+        semantic codebook first, of the encoding with this key. With several clips
+        ``ref_text``, which ``checked_text`` has checked, has a line for each.
         """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
         # With a speaker tag, so that the host does not add one.
@@ -168,10 +159,6 @@ def checked_text(field: str, text: str) -> str:
     The time grows with the text: 0.1 ms for the longest one, 30 ms if that is tags
     only. So an event loop leaves long texts to a thread.
 
-    Args:
-        field: The request's field, for the message.
-        text: What the client sent.
-
     Raises:
         InvalidSpeakerError: The text is too long, or holds a control token that would
             end or forge a turn; the message names the token.
@@ -201,11 +188,8 @@ def normalised(text: str) -> str:
 def transcript(ref_text: str, num_clips: int = 1) -> str:
     """Return a reference's transcript as the model reads it, with a speaker tag.
 
+    With several clips it has a line for each, and each line gets a tag if it has none.
     Source: ``generate_long`` of fish-speech, which numbers clips as it does speakers.
-
-    Args:
-        ref_text: Checked by ``checked_text``; of several clips, with a line for each.
-        num_clips: Number of clips; the part of each gets a tag if it has none.
     """
     spoken = normalised(ref_text)
     lines = [spoken] if num_clips == 1 else spoken.split("\n")

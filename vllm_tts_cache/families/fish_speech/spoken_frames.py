@@ -42,9 +42,8 @@ class SpokenFrames:
     def saw(self, request_id: str, codes: torch.Tensor | None) -> None:
         """Keep the codes of the position that was announced last, if one was.
 
-        Args:
-            request_id: The request that `will_speak` was given.
-            codes: ``(1, num_codebooks)`` of the request's last step; None without one.
+        ``codes`` are ``(1, num_codebooks)`` of the request's last step; None without
+        one.
         """
         spoken = self._requests.get(request_id)
         if spoken is None or spoken.awaited is None or codes is None:

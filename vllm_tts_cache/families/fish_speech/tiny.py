@@ -199,11 +199,8 @@ def _add_layers(
 ) -> None:
     """Add all layers and the last norm.
 
-    Args:
-        model: Where they are added.
-        size: Number and widths of the layers.
-        project: Adds a weight of a projection.
-        vectors: Name of a layer's further vector -> its width and its values.
+    ``project`` adds a weight of a projection; ``vectors`` has the name of a layer's
+    further vector -> its width and its values.
     """
     heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
     shapes = {

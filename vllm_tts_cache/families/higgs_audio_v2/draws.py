@@ -40,12 +40,7 @@ class SpeakingRow:
 
 @dataclass(slots=True, eq=False)
 class Draws:
-    """The draws of one step, in the order in which the host makes them.
-
-    Attributes:
-        rows: The rows that speak.
-        num_codebooks: Number of codes that each row draws.
-    """
+    """The draws of one step by the rows that speak, in the order of the host's."""
 
     rows: Sequence[SpeakingRow]
     num_codebooks: int

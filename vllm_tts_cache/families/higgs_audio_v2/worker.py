@@ -42,9 +42,8 @@ class SpokenStates:
     ) -> dict[int, State]:
         """Return the states by the rows of the step that begins.
 
-        Args:
-            of_rows: The states that the last step left, by its rows.
-            request_ids: The request of each row now.
+        ``of_rows`` has those that the last step left, by its rows; ``request_ids`` are
+        the requests of the rows now.
         """
         for row, request_id in enumerate(self._requests_of_rows):
             if request_id is not None and row in of_rows:

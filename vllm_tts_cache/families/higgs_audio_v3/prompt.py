@@ -26,14 +26,7 @@ FILLER_ID = 0
 
 
 class PromptBuilder(prompts.PromptBuilder):
-    """Builds prompts with a checkpoint's tokenizer.
-
-    Args:
-        tokenizer: The checkpoint's.
-
-    Attributes:
-        hosts: The host's own prompt builder.
-    """
+    """Builds prompts with a checkpoint's tokenizer by ``hosts``, the host's builder."""
 
     family = FAMILY
     # As the host loads it.

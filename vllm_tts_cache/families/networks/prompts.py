@@ -33,12 +33,10 @@ Reference = Union["Clip", "PreparedSpeaker"]
 def engine_prompt(
     token_ids: list[int], information: dict[str, Any], salt: str | None = None
 ) -> dict[str, Any]:
-    """Return the host's prompt of token ids.
+    """Return the host's prompt of token ids, which may be placeholders.
 
-    Args:
-        token_ids: Real token ids, or placeholders.
-        information: What the worker reads of the request.
-        salt: Salt of the prefix cache; None for a family that is served without one.
+    The worker reads ``information``. ``salt`` is that of the prefix cache; None for a
+    family that is served without one.
     """
     prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=token_ids)}
     prompt["additional_information"] = information
@@ -120,8 +118,7 @@ class ReferenceRows:
 class KnownEncoding:
     """Takes the place of the audio in a request that the host would encode.
 
-    Attributes:
-        value: What the host's own encoder would return for the audio.
+    ``value`` is what the host's own encoder would return for the audio.
     """
 
     value: Any
@@ -137,12 +134,8 @@ def check_length(made: int, announced: int) -> None:
 def checked_codes(codes: Array, expected: tuple[int, int], codebook_size: int) -> Array:
     """Return the codes if they fit the prompt and each is inside its codebook.
 
-    A talker calls this before it uses codes as indices.
-
-    Args:
-        codes: ``(num_frames, num_codebooks)`` integers.
-        expected: The shape that the prompt was made for.
-        codebook_size: Codes of one codebook.
+    A talker calls this before it uses ``(num_frames, num_codebooks)`` codes as indices.
+    The prompt was made for codes of the shape ``expected``.
 
     Raises: TTSCacheError; ValueError if there are no codes.
     """
@@ -158,11 +151,7 @@ def checked_codes(codes: Array, expected: tuple[int, int], codebook_size: int) -
 class PromptBuilder:
     """Builds prompts with a checkpoint's tokenizer, and refuses its control tokens.
 
-    Args:
-        tokenizer: The checkpoint's.
-
-    Attributes:
-        loading: Further arguments with which the tokenizer is loaded.
+    ``loading`` are further arguments with which the tokenizer is loaded.
     """
 
     family: ClassVar[Family]
@@ -192,9 +181,7 @@ class PromptBuilder:
 class SemanticPromptBuilder:
     """The base of builders whose prompts hold semantic codes as token ids.
 
-    Attributes:
-        tokenizer: The checkpoint's.
-        first_semantic_id: Token id of semantic code 0, from its configuration.
+    ``first_semantic_id``, of code 0, is in the checkpoint's configuration.
     """
 
     tokenizer: Any
@@ -208,9 +195,6 @@ class OfflinePrompts:
         model: The checkpoint's folder, or Hugging Face id.
         config: The checkpoint's ``config.json``.
         encoding: Returns one encoding of a prepared speaker, and its key.
-
-    Attributes:
-        prompt_builder: The builder's class, unless the family overrides `_builder`.
     """
 
     prompt_builder: ClassVar[type[PromptBuilder]]

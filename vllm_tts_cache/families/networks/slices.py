@@ -35,12 +35,10 @@ class CausalPass:
         self._ends: dict[nn.Module, Tensor] = {}
 
     def convolve(self, conv: nn.Conv1d, x: Tensor) -> Tensor:
-        """Return the convolution's output for this slice.
+        """Return the output for ``(batch, channels, num_samples)`` of this slice.
 
-        Args:
-            conv: A convolution without padding of its own.
-            x: ``(batch, channels, num_samples)`` in whole strides; only the last slice
-                may end within a stride, which is filled up with silence.
+        The convolution has no padding of its own. Only the last slice may end within a
+        stride, which is filled up with silence.
         """
         stride = conv.stride[0]
         num_before = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - stride

@@ -17,11 +17,8 @@ def read_torch_file(
 ) -> dict[str, Any]:
     """Return the file's entries by name, usually tensors, on the CPU.
 
-    Tensors may be views of the file: copy what is kept.
-
-    Args:
-        path: The file.
-        wrappers: Names under which a state dict may lie, the outermost first.
+    Tensors may be views of the file: copy what is kept. A state dict may lie under
+    ``wrappers``, the outermost first.
 
     Raises: CheckpointError if the file cannot be read, or holds no state dict.
     """

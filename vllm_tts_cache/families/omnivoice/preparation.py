@@ -86,13 +86,9 @@ def settings() -> dict[str, Any]:
 
 
 def remove_silence(samples: Samples) -> Samples:
-    """Shorten what is silent in a clip.
+    """Shorten what is silent in ``(num_samples,)`` at 24 kHz.
 
-    Args:
-        samples: ``(num_samples,)`` at 24 kHz.
-
-    Returns:
-        Samples of 16-bit precision, in whole milliseconds; none if all is silence.
+    Returns: Samples of 16-bit precision, in whole milliseconds; none if all is silence.
     """
     scaled = (samples * _FULL_SCALE).clip(-_FULL_SCALE, _FULL_SCALE - 1)
     # Whole milliseconds, with zeros for missing samples.

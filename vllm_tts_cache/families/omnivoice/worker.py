@@ -115,9 +115,7 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
 def as_loud(output: DiffusionOutput, rms: float | None) -> DiffusionOutput:
     """Make an output as quiet as its reference, if that was encoded louder.
 
-    Args:
-        output: Output of one request; it is left as it is if it has no audio.
-        rms: RMS of the reference; None without one.
+    It is left as it is if it has no audio, or had no reference, whose RMS is ``rms``.
     """
     if isinstance(output.output, torch.Tensor) and rms is not None and rms < LOUDNESS:
         output.output = output.output * rms / LOUDNESS

@@ -37,12 +37,9 @@ _Conv = Callable[[Tensor], Tensor]
 class DecoderPrefixes:
     """Makes the decoder states with which requests begin after a reference.
 
-    It patches the decoder to begin requests whose states hold `TAILS`: the host decodes
-    first frames in batches only after an empty state, an x-vector's.
-
-    Args:
-        decoder: The host's codec decoder, with its weights.
-        states: Cache of the states of registered voices.
+    It patches the host's codec decoder to begin requests whose states hold `TAILS`: the
+    host decodes first frames in batches only after an empty state, an x-vector's.
+    ``states`` caches the states of registered voices.
     """
 
     def __init__(self, decoder: Any, states: DecoderStates):
@@ -55,10 +52,8 @@ class DecoderPrefixes:
     def begin(self, codes: Tensor, audio_sha256: str | None) -> State | None:
         """Return a request's state after a reference.
 
-        Args:
-            codes: ``(num_codebooks, num_frames)`` of the reference, integers, on any
-                device.
-            audio_sha256: Address of a registered voice, whose state is cached; or None.
+        ``codes`` of the reference are ``(num_codebooks, num_frames)`` integers, on any
+        device. With the address of a registered voice the state is cached.
 
         Returns None, and deletes all cached states, if the device has no memory for a
         state: the host's own first chunk needs none.
@@ -229,12 +224,9 @@ def samples_of(decoder: Any, hidden: Tensor) -> Tensor:
 
 
 class StreamedConvs:
-    """Lets a decoder's convolutions begin after columns that they read before.
+    """Lets a codec decoder's convolutions begin after columns that they read before.
 
     Outside of the blocks of `recorded` and `behind` they compute as the host does.
-
-    Args:
-        decoder: The host's codec decoder.
     """
 
     def __init__(self, decoder: Any):

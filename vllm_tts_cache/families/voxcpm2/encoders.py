@@ -105,7 +105,6 @@ class AudioVAEEncoder:
     """Gives ``features``: ``(num_positions, 4, latent_dim)`` float32.
 
     Attributes:
-        network: The network, which both encoders share.
         fills_up_before: Whether the silence that fills a clip up to whole positions
             stands before the clip: then the clip's end meets the speech that follows.
     """

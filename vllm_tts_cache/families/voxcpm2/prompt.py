@@ -27,10 +27,8 @@ _NUM_STARTS = 1  # the mark where new audio begins
 class PromptBuilder(prompts.PromptBuilder):
     """Builds prompts with a checkpoint's tokenizer.
 
-    Args:
-        tokenizer: The checkpoint's.
-        split_map: Id of several Chinese characters -> ids of each, as the host makes
-            it.
+    ``split_map``, which the host makes, has the ids of several Chinese characters ->
+    ids of each.
     """
 
     family = FAMILY
@@ -62,13 +60,7 @@ class PromptBuilder(prompts.PromptBuilder):
 
 
 def count_positions(mode: Mode, *, num_ids: int, num_positions: int) -> int:
-    """Return the length of a prompt; the worker has to make as many positions.
-
-    Args:
-        mode: The clone's mode.
-        num_ids: Ids of text and transcript.
-        num_positions: Positions of the reference.
-    """
+    """Return the length of a prompt; the worker has to make as many positions."""
     return num_ids + _NUM_STARTS + num_positions + _NUM_MARKS[mode]
 
 

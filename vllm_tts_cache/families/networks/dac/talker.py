@@ -30,9 +30,8 @@ class SlowAR(CachedTalker):
     def _add_sums(self, span: Tensor, sums: Tensor) -> None:
         """Turn the rows of ids into rows of frames, in place.
 
-        Args:
-            span: ``(num_frames, hidden_size)``, the rows of the semantic codes' ids.
-            sums: The same shape, see `_codebook_sums`.
+        ``span`` has the rows of the semantic codes' ids, ``(num_frames, hidden_size)``;
+        ``sums``, of the same shape, are `_codebook_sums`.
         """
 
     def _add_codes(self, rows: Tensor, ids: Tensor, info: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ class DacParts:
         direction: Name of the direction of a weight-normed weight.
         norm: Name of its norm.
         is_depthwise: Whether the wider convolution of a residual unit is depthwise.
-        down_gain: Gain of the convolution that ends a stage of the encoder.
-        up_gain: Gain of the transposed convolution in a stage of the decoder.
+        down_gain: Of the convolution that ends a stage of the encoder.
+        up_gain: Of the transposed convolution in a stage of the decoder.
     """
 
     conv: str
@@ -81,12 +81,8 @@ class DacParts:
     ) -> None:
         """Add stages that upsample and halve the width, and a decoder's last layers.
 
-        Args:
-            blocks: Where they are added.
-            width: Width before the first stage.
-            rates: Upsampling factor of each stage.
-            first: Number of the first stage.
-            output_gain: Gain of the last convolution, whose outputs are samples.
+        The first stage has the number ``first``; ``output_gain`` is that of the last
+        convolution, whose outputs are samples.
         """
         for index, rate in enumerate(rates, start=first):
             stage = blocks.under(f"{index}.block")

@@ -59,8 +59,7 @@ class SemanticSizes:
 class TokenizerSizes:
     """Sizes of the whole encode side, by transformers' names.
 
-    Attributes:
-        downsample_factor: Samples at ``semantic_sample_rate`` for a HuBERT feature.
+    ``downsample_factor``: samples at ``semantic_sample_rate`` for a HuBERT feature.
     """
 
     model_type: Literal["higgs_audio_v2_tokenizer"]
@@ -119,15 +118,11 @@ RELEASED = TokenizerSizes(
 
 
 def sizes_of(config: Mapping[str, Any], *, path: str) -> TokenizerSizes:
-    """Read the sizes from a tokenizer's config.
-
-    Args:
-        config: The tokenizer's config, as transformers reads it.
-        path: Where the config is from, for messages.
+    """Read the sizes from a tokenizer's config, as transformers reads it.
 
     Raises:
         CheckpointError: The config is of another tokenizer, its HuBERT is not built as
-            the released one, or its sizes do not fit together.
+            the released one, or its sizes do not fit together; it names ``path``.
     """
     # As in transformers, a field that is left out, or null, has its default.
     given = {name: value for name, value in config.items() if value is not None}

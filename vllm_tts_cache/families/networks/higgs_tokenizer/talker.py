@@ -85,9 +85,7 @@ class HiggsTalker(SamplingTalker):
     def _reference(self, rows: ReferenceRows, codes: Tensor) -> dict[str, Any]:
         """Return what is stored in a request's info, with `given` among the keys.
 
-        Args:
-            rows: Where the reference stands in the prompt.
-            codes: ``(num_frames, num_codebooks)`` int64, on the CPU.
+        ``codes`` are ``(num_frames, num_codebooks)`` int64, on the CPU.
         """
 
     def _give_references(

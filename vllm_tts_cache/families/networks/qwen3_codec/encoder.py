@@ -67,9 +67,7 @@ _NO_WINDOW = 2**30
 class CodecEncoder:
     """Gives ``codes``: ``(num_frames, num_codebooks)`` int16, the coarsest first.
 
-    Attributes:
-        num_codebooks: How many of the quantizer's codebooks the talker speaks.
-        samples_per_frame: Samples at ``sample_rate_hz`` that one frame stands for.
+    These are the codebooks that the talker speaks, of all that the quantizer has.
     """
 
     network: modeling.Qwen3TTSTokenizerV2Encoder
@@ -105,9 +103,7 @@ class CodecEncoder:
 class SlicedEncoder(nn.Module):
     """Replaces the host's encoder module; its long layers run in slices.
 
-    Args:
-        encoder: The host's module, causal and padded with silence.
-        sample_rate_hz: Sample rate of the encoder's input.
+    The host's is causal and padded with silence, see `can_be_sliced`.
     """
 
     def __init__(self, encoder: mimi.MimiEncoder, sample_rate_hz: int):

@@ -65,12 +65,7 @@ def add_talker(
     channel 0 is 1 where the talker is fed the padding that follows a text, and 0
     elsewhere; no layer writes to it, and the logit of the end of speech is read from it
     alone. An utterance therefore lasts as long as its text, and then ends by chance.
-
-    Args:
-        weights: Where to add it.
-        text_vocab_size: Rows of the text embedding.
-        pad_id: The text token that stands where there is no text.
-        eos_logit: Mean logit of the end of speech once the text is over.
+    ``eos_logit`` is the mean logit of the end of speech from then on.
     """
     talker = weights.under("talker")
     model = talker.under("model")
