@@ -195,9 +195,7 @@ class Family:
     """A model family, described without loading it.
 
     Attributes:
-        name: As in metrics and logs.
         short_name: As in commands: ``make demo MODEL=...``.
-        title: For people.
         modes: The ways it clones, cheapest first; none if no checkpoint of it clones.
         recognises: Tells whether a checkpoint directory belongs to it.
         clones: Says why a checkpoint of it clones no voices and what to do instead;
@@ -216,16 +214,12 @@ class Family:
             of their own, or a `CheckpointError`.
         encodes_on_cpu: Whether its encoders compute on the CPU on every machine.
         offline_part: Builds prompts for an ``Omni`` engine, see `OfflinePrompts`.
-        tiny_part: ``write(directory, options, report)``: writes a tiny checkpoint into
-            an empty directory, and reports each step as it begins. Equal options give
-            byte-identical files. Its module imports torch.
-        tiny_options: The class of the options: a frozen dataclass with ``encoders``,
-            ``seed`` and maybe more fields, all with defaults.
+        tiny_part: ``write(directory, options, report)``: fills an empty directory with
+            a tiny checkpoint, and reports each step. Equal options give equal bytes.
+        tiny_options: The class of the options, `EncoderOptions` or one with more.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
         side_files: Files of a checkpoint that its encoders read besides the weights
             that the host loads; of several names the preferred one first.
-        sample_rate_hz: Of the speech.
-        control: What no text may hold.
         failure_id: A token id that the model never samples; it ends a request whose
             prompt cannot be built. A diffusion pipeline returns an error instead.
         needs_first_runner: Whether the host's second model runner is refused at start,

@@ -19,10 +19,7 @@ class CachedAudio8TTSAdapter(PromptAdapter, Audio8TTSAdapter):
     tts_cache_family = FAMILY
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build the prompt's token ids from text and codes.
-
-        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
-        """
+        """Build the prompt's token ids from text and codes."""
         request, ref = speaker.request, speaker.clip.ref
         semantic = await self._semantic(ref)
         prompt = await self._service.texts.run(

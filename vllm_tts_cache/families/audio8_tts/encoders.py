@@ -1,9 +1,7 @@
 """The reference encoder of Audio8 TTS: its codec's encode half, the host's network."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from vllm_omni.model_executor.models.audio8_tts import codec as host
@@ -49,12 +47,16 @@ def _delete_masks(network: host.ArkttsCodec) -> None:
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoder out of ``codec.pth``, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: A file cannot be read, or a tensor of the codec is missing or
-            of another shape; the message names them.
+    Raises: CheckpointError that names the file, or the tensors that do not fit.
     """
     path = model_dir / "codec.pth"
-    sizes = _decoder_sizes(read_json(model_dir / "config.json"), model_dir)
+    config = read_json(model_dir / "config.json")
+    given = {ours: config.get(name) for ours, name in _DECODER_SIZES.items()}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    if not all(type(size) is int and size > 0 for size in sizes.values()):
+        names = ", ".join(_DECODER_SIZES.values())
+        reason = f"expected positive integers under {names}"
+        raise CheckpointError(str(model_dir / "config.json"), reason)
     state = dac.read_codec_file(path)
     with torch.device("meta"):  # the constructor draws random weights
         network = host.build_arktts_codec(**sizes)
@@ -81,12 +83,3 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
         clean_up=partial(_delete_masks, network),
     )
     return {CODEC: encoder}
-
-
-def _decoder_sizes(config: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
-    sizes = {ours: config.get(name) for ours, name in _DECODER_SIZES.items()}
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if all(type(size) is int and size > 0 for size in given.values()):
-        return given
-    reason = f"expected positive integers under {', '.join(_DECODER_SIZES.values())}"
-    raise CheckpointError(str(model_dir / "config.json"), reason)

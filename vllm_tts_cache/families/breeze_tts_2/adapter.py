@@ -60,10 +60,7 @@ class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
         return self._prepared(speaker, prompts.by_address(prompt, clip.ref))
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Build as the host, with a label in upper case: the host copies it as sent.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Build as the host, with a label in upper case: the host copies it as sent."""
         if (label := request.voice) is not None and fold(label) in _LABELS:
             request = request.model_copy(update={"voice": label.upper()})
         return await super().speak(request, *others)

@@ -1,7 +1,7 @@
 """The Breeze-TTS-2 talker, taking its reference codes by content address."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self._give_known_codes()
+        encoder: Any = self.reference_encoder
+        encoder.encode_batch = passing_on_known_codes(encoder.encode_batch)
 
     @torch.inference_mode()
     def preprocess_batch(
@@ -73,7 +74,7 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
         try:
             begin(pending)
         except Exception:  # noqa: BLE001  raising here would end the engine
-            for pair in _in_pairs(pending).values():
+            for pair in _in_pairs(pending):
                 try:
                     begin(pair)
                 except Exception as exc:  # noqa: BLE001
@@ -107,18 +108,13 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
 
     def _fail_in_pairs(self, beginning: dict[str, dict[str, Any]]) -> None:
         """Fail both branches if one has failed: a lone branch would end the engine."""
-        for pair in _in_pairs(beginning).values():
+        for pair in _in_pairs(beginning):
             named = [{**info, "request_id": each} for each, info in pair.items()]
             failed = [self._has_failed(info) for info in named]
             if any(failed):
                 for info, has_failed in zip(named, failed, strict=True):
                     if not has_failed:
                         self._fail(info, TTSCacheError("its other branch failed"))
-
-    def _give_known_codes(self) -> None:
-        """Make the host's encoder return known codes as they are, and encode others."""
-        encoder: Any = self.reference_encoder
-        encoder.encode_batch = passing_on_known_codes(encoder.encode_batch)
 
     def _reference(self, info: Mapping[str, Any]) -> KnownEncoding:
         """Return codes on the device, ``(num_frames, num_codebooks)`` int64."""
@@ -141,15 +137,15 @@ class CachedBreezeTalker(talker.CachedTalker, host.BreezeForConditionalGeneratio
 
 def _in_pairs(
     infos: Mapping[str, dict[str, Any]],
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Group the two branches of each guided request by its id."""
+) -> Collection[dict[str, dict[str, Any]]]:
+    """Group the two branches of each guided request."""
     pairs: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for request_id, info in infos.items():
         of_both: str = info["global_request_id"][0]
         if info[CONDITIONING]["role"] == "uncond":
             of_both = of_both.removesuffix(CFG_UNCOND_SUFFIX)
         pairs[of_both][request_id] = info
-    return pairs
+    return pairs.values()
 
 
 def _without_text(request_id: str) -> dict[str, Any]:
@@ -177,15 +173,10 @@ def passing_on_known_codes(
     def encode_batch(
         given: Sequence[Tensor | KnownEncoding], frame_counts: Sequence[int]
     ) -> list[Tensor]:
-        unknown = [
-            (waveform, num_frames)
-            for waveform, num_frames in zip(given, frame_counts, strict=True)
-            if not isinstance(waveform, KnownEncoding)
-        ]
-        encoded = iter(())
-        if unknown:
-            waveforms, counts = map(list, zip(*unknown, strict=True))
-            encoded = iter(encode(waveforms, counts))
+        pairs = zip(given, frame_counts, strict=True)
+        unknown = [pair for pair in pairs if not isinstance(pair[0], KnownEncoding)]
+        lists: Any = map(list, zip(*unknown, strict=True))
+        encoded = iter(encode(*lists) if unknown else ())
         return [
             each.value if isinstance(each, KnownEncoding) else next(encoded)
             for each in given

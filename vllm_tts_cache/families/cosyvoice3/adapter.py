@@ -40,10 +40,7 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
         return prompts.texts_of(mode, request.input, **given)
 
     async def clone(self, speaker: adapter.Speaker) -> PreparedRequest:
-        """Build a prompt with a placeholder id for each row that the worker makes.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Build a prompt with a placeholder id for each row that the worker makes."""
         texts, given = speaker.texts, {"mode": speaker.mode, "clip": speaker.clip}
         build = partial(self._builder.clone, texts, **given)
         is_short = len(texts.prompt) + len(texts.spoken) <= adapter.SHORT_CHARS

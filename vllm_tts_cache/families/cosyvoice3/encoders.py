@@ -10,6 +10,7 @@ share the terms of a sum.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,6 @@ _EXTERNAL_DATA = re.compile(rb"\x0a\x08location\x12")
 # Main memory that torch takes; docs/gpu.md has what the runtime takes beside that.
 _NEED = MemoryNeed(fixed_bytes=1024**2, bytes_per_second=2 * 1024**2)
 
-Compute = Callable[[ReferenceAudio], Array]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxNetwork:
@@ -62,10 +61,9 @@ class OnnxNetwork:
         Raises:
             Exception: The runtime's own, of many kinds.
         """
-        names = [given.name for given in self.session.get_inputs()]
+        names = (given.name for given in self.session.get_inputs())
         fed = dict(zip(names, inputs, strict=True))
-        (output, *_) = self.session.run(None, fed)
-        return np.asarray(output)
+        return np.asarray(self.session.run(None, fed)[0])
 
 
 def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
@@ -74,7 +72,13 @@ def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
     Raises: CheckpointError if the file cannot be read, has not ``num_inputs`` inputs,
         or keeps weights in another file.
     """
-    _check_readable(path)
+    try:
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as exc:
+        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+    if is_empty:
+        raise CheckpointError(str(path), "it is empty")
     try:
         session = one_thread_session(path)
     except Exception as exc:  # ONNX Runtime's errors have no base of their own
@@ -98,16 +102,6 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     return np.memmap(path, dtype=np.uint8, mode="c")
 
 
-def _check_readable(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as exc:
-        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
-    if is_empty:
-        raise CheckpointError(str(path), "it is empty")
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClipEncoder:
     """Encodes a clip to one array, which has the encoder's name.
@@ -117,7 +111,7 @@ class ClipEncoder:
 
     name: str
     fingerprint: str
-    compute: Compute
+    compute: Callable[[ReferenceAudio], Array]
     need: MemoryNeed = _NEED
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
@@ -141,8 +135,8 @@ class ClipEncoder:
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: A network's file cannot be read, or holds no such network.
+    Raises: CheckpointError if a network's file cannot be read, or holds another
+    network.
     """
     del device  # they compute on the CPU
     tokenizer = model_dir / "speech_tokenizer_v3.onnx"
@@ -151,7 +145,7 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     encoders = (
         ClipEncoder(
             name=TOKENS,
-            compute=_speech_tokens(load_onnx(tokenizer, num_inputs=2)),
+            compute=partial(_speech_tokens, load_onnx(tokenizer, num_inputs=2)),
             fingerprint=_fingerprint("s3 tokenizer v3", settings[TOKENS], tokenizer),
         ),
         ClipEncoder(
@@ -161,37 +155,29 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
         ),
         ClipEncoder(
             name=SPEAKER,
-            compute=_speaker_vector(load_onnx(campplus, num_inputs=1)),
+            compute=partial(_speaker_vector, load_onnx(campplus, num_inputs=1)),
             fingerprint=_fingerprint("campplus", settings[SPEAKER], campplus),
         ),
     )
     return {encoder.name: encoder for encoder in encoders}
 
 
-def _speech_tokens(network: OnnxNetwork) -> Compute:
-    """Return a function that computes ``(num_tokens,)`` int16 codes."""
-
-    def compute(audio: ReferenceAudio) -> Array:
-        frames = features.tokenizer_frames(audio)
-        length = np.array([frames.shape[2]], dtype=np.int32)
-        codes = network(frames.numpy(), length).reshape(-1)
-        if codes.size == 0 or codes.min() < 0 or codes.max() >= NUM_CODES:
-            raise EncodeError("the speech tokenizer returned values that are no codes")
-        return codes.astype(np.int16)
-
-    return compute
+def _speech_tokens(network: OnnxNetwork, audio: ReferenceAudio) -> Array:
+    """Compute ``(num_tokens,)`` int16 codes."""
+    frames = features.tokenizer_frames(audio)
+    length = np.array([frames.shape[2]], dtype=np.int32)
+    codes = network(frames.numpy(), length).reshape(-1)
+    if codes.size == 0 or codes.min() < 0 or codes.max() >= NUM_CODES:
+        raise EncodeError("the speech tokenizer returned values that are no codes")
+    return codes.astype(np.int16)
 
 
-def _speaker_vector(network: OnnxNetwork) -> Compute:
-    """Return a function that computes a ``(192,)`` float32 vector."""
-
-    def compute(audio: ReferenceAudio) -> Array:
-        vector = network(features.speaker_frames(audio).numpy()).reshape(-1)
-        if vector.shape != (SPEAKER_SIZE,) or not np.isfinite(vector).all():
-            raise EncodeError(f"the speaker network gave {vector.shape}, not a vector")
-        return vector.astype(np.float32)
-
-    return compute
+def _speaker_vector(network: OnnxNetwork, audio: ReferenceAudio) -> Array:
+    """Compute a ``(192,)`` float32 vector."""
+    vector = network(features.speaker_frames(audio).numpy()).reshape(-1)
+    if vector.shape != (SPEAKER_SIZE,) or not np.isfinite(vector).all():
+        raise EncodeError(f"the speaker network gave {vector.shape}, not a vector")
+    return vector.astype(np.float32)
 
 
 def _fingerprint(

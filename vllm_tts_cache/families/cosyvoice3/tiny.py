@@ -17,13 +17,8 @@ import torch
 from onnx import NodeProto, TensorProto, ValueInfoProto, checker, helper, numpy_helper
 
 from vllm_tts_cache.families.networks.torch_file import write_torch_file
+from vllm_tts_cache.testing import tiny_checkpoint as tiny
 from vllm_tts_cache.testing import tiny_parts as parts
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    Report,
-    TransformerSizes,
-)
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # As released: they decide what is stored, and what the talker's ids mean.
@@ -34,7 +29,7 @@ SPEAKER_SIZE = 192
 TOKENIZER_MELS = 128
 NUM_DIGITS = 8  # of a code, each 0, 1 or 2
 
-TALKER = TransformerSizes(
+TALKER = tiny.TransformerSizes(
     hidden=128, intermediate=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
 )
 # More than the text tokenizer's ids with the host's marks, and more than the codes:
@@ -58,11 +53,11 @@ class NetworkSizes:
 
 
 # The released tokenizer has 242 million weights, and the speaker network 7 million.
-TOKENIZER: dict[EncoderSize, NetworkSizes] = {
+TOKENIZER: dict[tiny.EncoderSize, NetworkSizes] = {
     "tiny": NetworkSizes(width=32, inner=64, num_blocks=1),
     "real": NetworkSizes(width=1_280, inner=7_680, num_blocks=12),
 }
-SPEAKER: dict[EncoderSize, NetworkSizes] = {
+SPEAKER: dict[tiny.EncoderSize, NetworkSizes] = {
     "tiny": NetworkSizes(width=32, inner=64, num_blocks=1),
     "real": NetworkSizes(width=512, inner=1_536, num_blocks=4),
 }
@@ -71,7 +66,7 @@ SPEAKER: dict[EncoderSize, NetworkSizes] = {
 _TALKER_FOLDER = "CosyVoice-BlankEN"
 
 
-def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the stand-ins for the ONNX files have as many weights as the
@@ -226,7 +221,12 @@ def add_vocoder(weights: WeightBuilder) -> None:
     for stage, (_, kernel) in enumerate(_UPSAMPLING):
         channels = width // 2 ** (stage + 1)
         _add_normed(weights, f"ups.{stage}", (channels, 2 * channels, kernel), _UP_GAIN)
-        _add_source(weights, stage, channels)
+        # Layers that bring the source's tone to the rate of the stage.
+        rate = _DOWNSAMPLING[stage]
+        shape = channels, 2 * _NUM_BINS, 1 if rate == 1 else 2 * rate
+        weights.conv(f"source_downs.{stage}", shape)
+        source = weights.under(f"source_resblocks.{stage}")
+        _add_residual(source, channels, _SOURCE_KERNELS[stage])
         for index, kernel_size in enumerate(_KERNELS):
             block = weights.under(f"resblocks.{stage * len(_KERNELS) + index}")
             _add_residual(block, channels, kernel_size)
@@ -234,15 +234,6 @@ def add_vocoder(weights: WeightBuilder) -> None:
     _add_normed(weights, "conv_post", shape, _SPECTRUM_GAIN)
     weights.tensors["conv_post.bias"][:_NUM_BINS] = _LOUDNESS
     _add_pitch(weights.under("f0_predictor"))
-
-
-def _add_source(weights: WeightBuilder, stage: int, channels: int) -> None:
-    """Add the layers that bring the source's tone to the rate of a stage."""
-    rate = _DOWNSAMPLING[stage]
-    kernel = 1 if rate == 1 else 2 * rate
-    weights.conv(f"source_downs.{stage}", (channels, 2 * _NUM_BINS, kernel))
-    block = weights.under(f"source_resblocks.{stage}")
-    _add_residual(block, channels, _SOURCE_KERNELS[stage])
 
 
 def _add_residual(block: WeightBuilder, channels: int, kernel: int) -> None:

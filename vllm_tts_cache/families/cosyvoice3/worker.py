@@ -129,7 +129,11 @@ class CachedCosyVoice3Model(talker.SamplingTalker, _HostsModel):
         conditionings: a CUDA graph may replay this method without running its Python.
         """
         if not self.has_preprocess and BUFFER in kwargs:
-            kwargs[BUFFER] = [without_ours(info) for info in kwargs[BUFFER]]
+            # Without the talker's keys: the decoder refuses unknown ones.
+            kwargs[BUFFER] = [
+                {name: info[name] for name in info if name not in _TALKER_KEYS}
+                for info in kwargs[BUFFER]
+            ]
         given = input_ids, positions, intermediate_tensors, inputs_embeds
         output = super().forward(*given, additional_information, **kwargs)
         if not self.has_preprocess:
@@ -284,11 +288,6 @@ def handed_on(infos: Sequence[Mapping[str, Any]], *, once: bool) -> dict[str, An
         for info, is_new in zip(infos, begins, strict=True)
     ]
     return {EMBED: {name: [each[name] for each in conditionings] for name in _NAMES}}
-
-
-def without_ours(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an info without the talker's keys: the decoder refuses unknown ones."""
-    return {name: value for name, value in info.items() if name not in _TALKER_KEYS}
 
 
 def _empty_conditioning() -> dict[str, Tensor]:

@@ -24,19 +24,13 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
     tts_cache_family = FAMILY
 
     async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Build as the host, with a salt that all texts without a voice share.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Build as the host, with a salt that all texts without a voice share."""
         prepared = await super().speak(request, *others)
         prepared.prompt["cache_salt"] = _NO_VOICE
         return prepared
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build the prompt's token ids from text and codes.
-
-        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
-        """
+        """Build the prompt's token ids from text and codes."""
         text, ref = speaker.request.input, speaker.clip.ref
         voice = await self._voice(speaker.clip, speaker.request.ref_text)
         prompt = await self._service.texts.run(self._builder.speak, voice, text, ref)

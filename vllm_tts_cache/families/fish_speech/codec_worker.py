@@ -25,9 +25,7 @@ class CachedFishSpeechDACDecoder(host.FishSpeechDACDecoder):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the codec, which is not among ``weights``, and decode once.
 
-        Raises:
-            CheckpointError: ``codec.pth`` cannot be read, or a tensor of the codec is
-                missing or of another shape; the message names them.
+        Raises: CheckpointError that names the file, or the tensors that do not fit.
         """
         loaded = super().load_weights(weights)
         self._ensure_codec_loaded()

@@ -21,7 +21,7 @@ from vllm_tts_cache.families.fish_speech import codec
 from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.sizes import RELEASED, read_sizes
 from vllm_tts_cache.families.networks.dac import encoder as dac
-from vllm_tts_cache.families.networks.parts import Snake
+from vllm_tts_cache.families.networks.parts import replace_snakes
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
@@ -47,12 +47,7 @@ class SlicedEncoder(nn.Module):
 
     def __init__(self, encoder: host.Encoder):
         super().__init__()
-        for module in list(encoder.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, Snake1d):
-                    snake = Snake(child.alpha.numel())
-                    snake.alpha = child.alpha
-                    setattr(module, name, snake)
+        replace_snakes(encoder, Snake1d)
         layers = list(_flat(encoder.block))
         around = dac_modules.WindowLimitedTransformer
         places = (n for n, layer in enumerate(layers) if isinstance(layer, around))
@@ -94,9 +89,7 @@ def _compute(layer: nn.Module, x: Tensor, causal: CausalPass) -> Tensor:
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoder out of ``codec.pth``, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: It cannot be read, or a tensor of the codec is missing or of
-            another shape; the message names them.
+    Raises: CheckpointError that names the file, or the tensors that do not fit.
     """
     path = model_dir / "codec.pth"
     sizes = read_sizes(model_dir)

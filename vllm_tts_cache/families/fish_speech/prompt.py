@@ -54,7 +54,8 @@ class VoicePart:
         before: Token ids that stand before the text, the codes among them.
         after: Token ids that follow the text.
         reference: Where the codes stand.
-        salt: Equal for all texts of one voice, different for any other voice.
+        salt: Digest of the encoding's key and the transcript: equal for all texts of
+            one voice, different for any other voice.
     """
 
     before: "array[int]"
@@ -67,17 +68,6 @@ class VoicePart:
         """Memory that the part takes, with its key and its entry in a cache."""
         parts = (self.before, self.after, self.salt)
         return _NUM_OBJECT_BYTES + sum(map(sys.getsizeof, parts))
-
-
-def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
-    """Return a voice's salt, a digest of its encoding's key and its transcript.
-
-    It reads the whole transcript, so it is called once for each `VoicePart`; requests
-    take the salt from there.
-    """
-    spoken = transcript(ref_text, num_clips)
-    named = [key.audio_sha256, key.encoder_fingerprint, spoken]
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 class PromptBuilder(prompts.SemanticPromptBuilder):
@@ -105,11 +95,12 @@ class PromptBuilder(prompts.SemanticPromptBuilder):
         # The first one: `checked_text` refuses texts that hold this token.
         audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
         start = without_text.index(audio_start) + 1
+        named = [key.audio_sha256, key.encoder_fingerprint, spoken]
         return VoicePart(
             before=array("i", without_text[:at]),
             after=array("i", without_text[at:]),
             reference=prompts.ReferenceRows.behind(without_text[:start], len(semantic)),
-            salt=salt_of(key, ref_text, num_clips),
+            salt=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
         )
 
     def speak(self, voice: VoicePart, text: str, ref: SpeakerRef) -> dict[str, Any]:
@@ -159,9 +150,8 @@ def checked_text(field: str, text: str) -> str:
     The time grows with the text: 0.1 ms for the longest one, 30 ms if that is tags
     only. So an event loop leaves long texts to a thread.
 
-    Raises:
-        InvalidSpeakerError: The text is too long, or holds a control token that would
-            end or forge a turn; the message names the token.
+    Raises: InvalidSpeakerError: The text is too long, or holds a control token that
+    would end or forge a turn; the message names the token.
     """
     if len(text) > MAX_CHARS:
         reason = f"it has {len(text)} characters, at most {MAX_CHARS} are allowed"
@@ -202,9 +192,8 @@ def transcript(ref_text: str, num_clips: int = 1) -> str:
 def control_tokens(text: str) -> tuple[list[str], int]:
     """Find what the host takes for control tokens: ``<|``, then no ``>`` until ``|>``.
 
-    Returns:
-        The tokens, in order, and the number of ``<|`` that begin none. All those before
-        one ``>`` share it, so if the first begins no token, none of them does.
+    Returns the tokens, in order, and the number of ``<|`` that begin none. All those
+    before one ``>`` share it, so if the first begins no token, none of them does.
     """
     tokens: list[str] = []
     *closed, rest = text.split(">")

@@ -9,13 +9,8 @@ import torch
 from vllm_tts_cache.families.fish_speech.sizes import RELEASED, CodecSizes
 from vllm_tts_cache.families.networks.dac.tiny import DacParts
 from vllm_tts_cache.families.networks.torch_file import write_torch_file
+from vllm_tts_cache.testing import tiny_checkpoint as tiny
 from vllm_tts_cache.testing import tiny_parts as parts
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    Report,
-    TransformerSizes,
-)
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 Json = dict[str, object]
@@ -30,13 +25,13 @@ CODEBOOK_DIM = 8
 ENCODER_RATES, DECODER_RATES = (2, 4, 8, 8), (8, 8, 4, 2)
 HEAD_DIM_IN_CODEC = 64
 
-SLOW_AR = TransformerSizes(
+SLOW_AR = tiny.TransformerSizes(
     hidden=256, intermediate=768, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=64
 )
-FAST_AR = TransformerSizes(
+FAST_AR = tiny.TransformerSizes(
     hidden=256, intermediate=768, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64
 )
-CODEC: dict[EncoderSize, CodecSizes] = {
+CODEC: dict[tiny.EncoderSize, CodecSizes] = {
     "tiny": CodecSizes(
         encoder_dim=8, decoder_dim=96, quantizer_layers=1, encoder_layers=1
     ),
@@ -79,7 +74,7 @@ _PARTS = DacParts(
 )
 
 
-def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the codec has its released sizes (a ``codec.pth`` of 1.5 GB).
@@ -144,7 +139,7 @@ def end_ids() -> Json:
     }
 
 
-def _transformer(size: TransformerSizes) -> Json:
+def _transformer(size: tiny.TransformerSizes) -> Json:
     return {
         "dim": size.hidden,
         "intermediate_size": size.intermediate,
@@ -193,7 +188,7 @@ def add_fast_ar(weights: WeightBuilder) -> None:
 
 def _add_layers(
     model: WeightBuilder,
-    size: TransformerSizes,
+    size: tiny.TransformerSizes,
     project: parts.Draw,
     vectors: Mapping[str, tuple[int, float]],
 ) -> None:
@@ -223,21 +218,16 @@ def _add_layers(
 
 def add_codec(weights: WeightBuilder, size: CodecSizes) -> None:
     """Add the whole codec, in the spelling that the released file has."""
-    _add_encoder(weights.under("encoder.block"), size)
+    encoder, last = weights.under("encoder.block"), len(ENCODER_RATES)
+    width = _PARTS.add_down(encoder, size.encoder_dim, ENCODER_RATES)
+    _add_transformer(encoder.under(f"{last}.block.5"), width, size.encoder_layers)
+    _PARTS.add_snake(encoder, str(last + 1), width)
+    _PARTS.add_conv(encoder, str(last + 2), (size.latent_dim, width, 3))
     _add_quantizer(weights.under("quantizer"), size)
     decoder, width = weights.under("decoder.model"), size.decoder_dim
     _PARTS.add_conv(decoder, "0", (width, size.latent_dim, 7))
     rates = DECODER_RATES
     _PARTS.add_up(decoder, width, rates, first=1, output_gain=_OUTPUT_GAIN)
-
-
-def _add_encoder(encoder: WeightBuilder, size: CodecSizes) -> None:
-    """Add the layers from samples to latents."""
-    width = _PARTS.add_down(encoder, size.encoder_dim, ENCODER_RATES)
-    last = len(ENCODER_RATES)
-    _add_transformer(encoder.under(f"{last}.block.5"), width, size.encoder_layers)
-    _PARTS.add_snake(encoder, str(last + 1), width)
-    _PARTS.add_conv(encoder, str(last + 2), (size.latent_dim, width, 3))
 
 
 def _add_quantizer(quantizer: WeightBuilder, size: CodecSizes) -> None:
@@ -275,7 +265,7 @@ def _add_codebook(book: WeightBuilder, width: int, num_codes: int) -> None:
 
 def _add_transformer(model: WeightBuilder, width: int, num_layers: int) -> None:
     num_heads = width // HEAD_DIM_IN_CODEC
-    size = TransformerSizes(
+    size = tiny.TransformerSizes(
         hidden=width,
         intermediate=3 * width,
         num_layers=num_layers,

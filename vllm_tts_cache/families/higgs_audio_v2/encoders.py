@@ -12,11 +12,10 @@ from vllm_tts_cache.speaker.reference import Encoders
 
 
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
-    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
+    """Load the encoder of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: The tokenizer is missing, or of another build; the message says
-            what to do, or names the difference.
+    Raises: CheckpointError if the tokenizer is missing, or of another build; the
+    message says what to do, or names the difference.
     """
     if (folder := family.tokenizer_folder(model_dir)) is None:
         reason = family.why_it_clones_nothing(model_dir)

@@ -22,11 +22,10 @@ SIZES = "audio_tokenizer_config"
 
 
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
-    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
+    """Load the encoder of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: It is of another model, or its tokenizer is missing or of
-            another build; the message names the difference.
+    Raises: CheckpointError if it is of another model, or its tokenizer is missing or of
+    another build; the message names the difference.
     """
     path = model_dir / "config.json"
     config = read_json(path)

@@ -25,6 +25,17 @@ class Snake(nn.Module):
         return wave.mul_((self.alpha + 1e-9).reciprocal()).add_(x)
 
 
+def replace_snakes(network: nn.Module, theirs: type[nn.Module]) -> None:
+    """Put `Snake` where a network has another class with its parameter."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, theirs):
+                alpha: Any = child.alpha
+                snake = Snake(alpha.numel())
+                snake.alpha = alpha
+                setattr(module, name, snake)
+
+
 def multiply_out(conv: Any, dim: int) -> None:
     """Give a convolution the weight that its norm and direction along ``dim`` make."""
     # Torch's own kernel; written out, the last bit would differ.

@@ -15,8 +15,7 @@ RESAMPLER = "soxr_hq"
 def resample(audio: ReferenceAudio, rate_hz: int) -> npt.NDArray[np.float32]:
     """Return the samples at ``rate_hz``, as librosa's default resampler gives them.
 
-    Returns:
-        ``(num_samples,)`` float32; read-only if the rates are equal.
+    They are ``(num_samples,)`` float32, and read-only if the rates are equal.
 
     Source: librosa 0.11, ``librosa.resample``.
     """

@@ -45,8 +45,7 @@ def resample_by_function(
 ) -> npt.NDArray[np.float32]:
     """Return the samples at ``rate_hz`` by the function, computed on the CPU.
 
-    Returns:
-        ``(num_samples,)`` float32; read-only if the rates are equal.
+    They are ``(num_samples,)`` float32, and read-only if the rates are equal.
     """
     samples, from_hz = audio.samples, audio.sample_rate_hz
     if from_hz == rate_hz:

@@ -40,9 +40,8 @@ class OmniVoiceEncoder(higgs.HiggsEncoder):
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio.
 
-        Raises:
-            EncodeError: Without its silence the clip has no whole frame, or the network
-                failed on it.
+        Raises: EncodeError: Without its silence the clip has no whole frame, or the
+        network failed on it.
         """
         with encoding_exactly(self.device, "audio tokenizer"):
             clip = preparation.prepare(audio, self.sizes.samples_per_frame)
@@ -53,11 +52,10 @@ class OmniVoiceEncoder(higgs.HiggsEncoder):
 
 
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
-    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
+    """Load the encoder of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: It is not this tokenizer, not one of 24 kHz, or a tensor is
-            missing or of another shape; the message names it.
+    Raises: CheckpointError if it has another tokenizer, not one of 24 kHz, or a tensor
+    does not fit.
     """
     directory, settings = model_dir / TOKENIZER, preparation.settings()
     encoder = higgs.load_higgs_encoder(

@@ -25,25 +25,7 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Build a prompt with a placeholder id for each row that the worker makes."""
-        params = self._params(speaker)
         host: Any = self  # its registering decorator hides the class from checkers
-        num_tokens = await host._estimate_prompt_len_async(params)
-        salt = _salt_of(conditioning_cache_salt(speaker.request, params), params)
-        prompt = engine_prompt([1] * num_tokens, params, salt)
-        return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
-
-    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
-        """Build as the host, with a salt that names all that shapes the prompt.
-
-        Raises: As the host.
-        """
-        prepared = await super().speak(request, *others)
-        if (salt := prepared.prompt.get("cache_salt")) is not None:
-            prepared.prompt["cache_salt"] = _salt_of(salt, prepared.tts_params)
-        return prepared
-
-    def _params(self, speaker: Speaker) -> dict[str, Any]:
-        host: Any = self
         clip = speaker.clip
         params = host._build_tts_params(speaker.request)
         params[FIELD] = clip.ref.to_wire()
@@ -54,7 +36,17 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
             params["ref_code_length"] = [num_frames]
             if clip.ref.segment is Segment.REGISTERED:
                 params[HANDED_ON] = [clip.ref.audio_sha256]
-        return params
+        num_tokens = await host._estimate_prompt_len_async(params)
+        salt = _salt_of(conditioning_cache_salt(speaker.request, params), params)
+        prompt = engine_prompt([1] * num_tokens, params, salt)
+        return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
+
+    async def speak(self, request: Any, *others: Any) -> PreparedRequest:
+        """Build as the host, with a salt that names all that shapes the prompt."""
+        prepared = await super().speak(request, *others)
+        if (salt := prepared.prompt.get("cache_salt")) is not None:
+            prepared.prompt["cache_salt"] = _salt_of(salt, prepared.tts_params)
+        return prepared
 
 
 def _salt_of(hosts: str, params: Mapping[str, Any]) -> str:

@@ -132,9 +132,8 @@ def load_speaker_encoder(
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: It is no Base checkpoint with the 12 Hz codec, or a tensor
-            is missing or of another shape; the message names the field or tensors.
+    Raises: CheckpointError that names the field, if it is no Base checkpoint with the
+    12 Hz codec, or the tensors that do not fit.
     """
     config = read_json(model_dir / "config.json")
     for field, expected in _EXPECTED.items():

@@ -60,9 +60,8 @@ class _Config:
 def read_encoder_sizes(model_dir: Path) -> EncoderSizes:
     """Read the encoder's sizes from ``config.json``.
 
-    Raises:
-        CheckpointError: A value is of another type, or a clip would take another
-            number of positions than `positions` counts for it.
+    Raises: CheckpointError if a value is of another type, or a clip would take another
+    number of positions than `positions` counts for it.
     """
     path = model_dir / "config.json"
     try:
@@ -135,10 +134,8 @@ class AudioVAEEncoder:
 def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
-    Raises:
-        CheckpointError: The AudioVAE is not one of 16 kHz and 640 samples a latent, in
-            patches of 4, or a tensor of its encoder is missing, left over or of another
-            shape; the message names it.
+    Raises: CheckpointError if the AudioVAE is not one of 16 kHz and 640 samples a
+    latent, in patches of 4, or a tensor of its encoder does not fit.
     """
     sizes = read_encoder_sizes(model_dir)
     source, weights = read_encoder_weights(model_dir)

@@ -224,17 +224,13 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
     lm.normal("embed_tokens.weight", (vocab_size, LM.hidden), _EMBEDDING_STD)
     parts.add_layers(lm, LM, _projected())
     parts.add_layers(weights.under("residual_lm"), RESIDUAL_LM, _projected())
-    _add_feature_encoder(weights.under("feat_encoder"))
+    encoder = weights.under("feat_encoder")
+    encoder.normal("special_token", (1, 1, 1, FEATURE_ENCODER.hidden), 1.0)
+    encoder.linear("in_proj", LATENT_DIM, FEATURE_ENCODER.hidden)
+    parts.add_layers(encoder.under("encoder"), FEATURE_ENCODER, _projected())
     _add_diffusion(weights.under("feat_decoder.estimator"))
     _add_bridges(weights)
     _add_stop(weights)
-
-
-def _add_feature_encoder(encoder: WeightBuilder) -> None:
-    hidden = FEATURE_ENCODER.hidden
-    encoder.normal("special_token", (1, 1, 1, hidden), 1.0)
-    encoder.linear("in_proj", LATENT_DIM, hidden)
-    parts.add_layers(encoder.under("encoder"), FEATURE_ENCODER, _projected())
 
 
 def _add_diffusion(estimator: WeightBuilder) -> None:

@@ -34,7 +34,14 @@ class CachedVoxCPM2Talker(
     tts_cache_family = FAMILY
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
-        _check(vllm_config)
+        try:
+            voxcpm2_import_utils.import_voxcpm2_core()
+        except ImportError as exc:
+            raise talker.logged_error(
+                "VoxCPM2 runs on its official package, which cannot be imported here. "
+                f"Install it: pip install 'voxcpm==2.0.3' ({exc})"
+            ) from exc
+        talker.refuse_prefix_caching(vllm_config, FAMILY)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     @talker.failing_alone
@@ -137,18 +144,3 @@ class CachedVoxCPM2Talker(
             each.expand(-1, length, *(-1,) * (each.ndim - 2))
             for each in (one, torch.zeros_like(one), feat, embed)
         )
-
-
-def _check(vllm_config: Any) -> None:
-    """Refuse what keeps the host's talker from speaking, before anything is loaded.
-
-    Raises: ConfigError.
-    """
-    try:
-        voxcpm2_import_utils.import_voxcpm2_core()
-    except ImportError as exc:
-        raise talker.logged_error(
-            "VoxCPM2 runs on its official package, which cannot be imported here. "
-            f"Install it: pip install 'voxcpm==2.0.3' ({exc})"
-        ) from exc
-    talker.refuse_prefix_caching(vllm_config, FAMILY)

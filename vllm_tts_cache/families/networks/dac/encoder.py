@@ -61,8 +61,7 @@ class DACEncoder:
         If the audio has several clips, each is encoded by itself, and their frames are
         joined in order. Source: fish-speech's server and its ``generate_long``.
 
-        Raises:
-            EncodeError: The network failed, or a clip has more than ``max_frames``.
+        Raises: EncodeError: The network failed, or a clip has more than ``max_frames``.
         """
         try:
             with encoding_exactly(self.device, "codec encoder"):

@@ -134,9 +134,8 @@ def load_higgs_encoder(
         prefix: What the names of the tokenizer's tensors begin with in the directory.
         kind: The family's encoder.
 
-    Raises:
-        CheckpointError: It is another tokenizer, or a tensor is missing or of another
-            shape; the message names the tensor.
+    Raises: CheckpointError: It is another tokenizer, or a tensor is missing or of
+    another shape; the message names the tensor.
     """
     if sizes is None:
         config = directory / CONFIG

@@ -8,22 +8,20 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 from torchaudio.functional import resample
 from transformers import HubertConfig
+from transformers.models.dac import modeling_dac as dac
 from transformers.models.higgs_audio_v2_tokenizer import (
     modeling_higgs_audio_v2_tokenizer as modeling,
 )
 from transformers.models.hubert import modeling_hubert as hubert
 
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
-    AcousticSizes,
     SemanticSizes,
     TokenizerSizes,
 )
-from vllm_tts_cache.families.networks.parts import Snake, multiply_out
+from vllm_tts_cache.families.networks.parts import multiply_out, replace_snakes
 
 # Samples of silence on each side of HuBERT's input, so that its features fill frames.
 SEMANTIC_PADDING = 160
-
-_DILATIONS = (1, 3, 9)  # of the acoustic encoder's residual units
 
 
 class HiggsNetwork(nn.Module):
@@ -40,7 +38,9 @@ class HiggsNetwork(nn.Module):
     def __init__(self, sizes: TokenizerSizes):
         super().__init__()
         self._sizes = sizes
-        self.acoustic_encoder = AcousticEncoder(sizes.acoustic_model_config)
+        acoustic: Any = sizes.acoustic_model_config
+        self.acoustic_encoder = dac.DacEncoder(acoustic)
+        replace_snakes(self.acoustic_encoder, dac.Snake1d)
         self.semantic_model = Hubert(sizes.semantic_model_config)
         self.encoder_semantic = modeling.SemanticEncoder(sizes)
         self.fc = nn.Linear(sizes.hidden_size, sizes.hidden_size)
@@ -50,11 +50,20 @@ class HiggsNetwork(nn.Module):
         """Encode, with the same bits in every thread and every call."""
         semantic = self._semantic(samples)
         # At a clip's end HuBERT may have a frame that the downsampling rounds away.
-        if self.acoustic_encoder.num_frames(samples.shape[-1]) != semantic.shape[-1]:
+        if self._num_frames(samples.shape[-1]) != semantic.shape[-1]:
             half = self._sizes.samples_per_frame // 2
             samples = pad(samples, (half, half))
         both = torch.cat([self.acoustic_encoder(samples), semantic], dim=1)
         return self.quantizer(self.fc(both.transpose(1, 2)).transpose(1, 2))
+
+    def _num_frames(self, num_samples: int) -> int:
+        """Return the acoustic frames of so many samples; 0 or less of too few."""
+        for block in self.acoustic_encoder.block:
+            conv: nn.Conv1d = block.conv1  # pyright: ignore[reportAssignmentType]
+            num_taps, stride = conv.kernel_size[0], conv.stride[0]
+            padding = int(conv.padding[0])
+            num_samples = (num_samples + 2 * padding - num_taps) // stride + 1
+        return num_samples
 
     def multiply_out(self) -> None:
         """Compute, once, the weight that the file has as norm and direction."""
@@ -157,68 +166,3 @@ class _Quantizer(nn.Module):
             found.append(book.encode(x))
             x = x - book.decode(found[-1])
         return torch.cat([*found, last.encode(x)])
-
-
-class AcousticEncoder(nn.Module):
-    """``(1, 1, num_samples)`` to ``(1, hidden, num_frames)``: the encoder of a DAC.
-
-    Source: ``DacEncoder`` of transformers 5.14, to which it is equal bit for bit on a
-    CPU.
-    """
-
-    def __init__(self, sizes: AcousticSizes):
-        super().__init__()
-        width = sizes.encoder_hidden_size
-        self.conv1 = nn.Conv1d(1, width, 7, padding=3)
-        blocks: list[nn.Module] = []
-        for rate in sizes.downsampling_ratios:
-            blocks.append(_Block(width, rate))
-            width *= 2
-        self.block = nn.ModuleList(blocks)
-        self.snake1 = Snake(width)
-        self.conv2 = nn.Conv1d(width, sizes.hidden_size, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Encode, with the same bits in every thread and every call."""
-        x = self.conv1(x)
-        for block in self.block:
-            x = block(x)
-        return self.conv2(self.snake1(x))
-
-    def num_frames(self, num_samples: int) -> int:
-        """Return the frames of so many samples; 0 or less if they are too few."""
-        for block in self.block:
-            conv: nn.Conv1d = block.conv1  # pyright: ignore[reportAssignmentType]
-            num_taps, stride = conv.kernel_size[0], conv.stride[0]
-            padding = int(conv.padding[0])
-            num_samples = (num_samples + 2 * padding - num_taps) // stride + 1
-        return num_samples
-
-
-class _Block(nn.Module):
-    """Downsamples by ``rate`` and doubles the width."""
-
-    def __init__(self, width: int, rate: int):
-        super().__init__()
-        for number, dilation in enumerate(_DILATIONS, start=1):
-            self.add_module(f"res_unit{number}", _ResidualUnit(width, dilation))
-        self.snake1 = Snake(width)
-        # Half a stride on both sides, rounded up as the released ones are.
-        self.conv1 = nn.Conv1d(width, 2 * width, 2 * rate, rate, padding=-(-rate // 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.children():  # in the order in which they are made
-            x = layer(x)
-        return x
-
-
-class _ResidualUnit(nn.Module):
-    def __init__(self, width: int, dilation: int):
-        super().__init__()
-        self.snake1 = Snake(width)
-        self.conv1 = nn.Conv1d(width, width, 7, padding=3 * dilation, dilation=dilation)
-        self.snake2 = Snake(width)
-        self.conv2 = nn.Conv1d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv2(self.snake2(self.conv1(self.snake1(x)))).add_(x)

@@ -203,7 +203,11 @@ def _build(
         network = modeling.Qwen3TTSTokenizerV2Encoder(encoder_config)
     weights = checkpoint.assign_float32(network, tensors, path=path)
     _compute_derived_buffers(network)
-    _delete_unread_codebooks(network, config.encoder_valid_num_quantizers)
+    # Codebooks that the talker does not speak are half of them, as released.
+    quantizer = network.quantizer
+    acoustic = quantizer.acoustic_residual_vector_quantizer
+    num_spoken = config.encoder_valid_num_quantizers - quantizer.num_semantic_quantizers
+    acoustic.layers = nn.ModuleList(list(acoustic.layers)[:num_spoken])
     if can_be_sliced(network.encoder):
         sliced = SlicedEncoder(network.encoder, config.input_sample_rate)
         network.encoder = sliced  # pyright: ignore[reportAttributeAccessIssue]
@@ -218,13 +222,3 @@ def _compute_derived_buffers(network: modeling.Qwen3TTSTokenizerV2Encoder) -> No
         owner = network.get_submodule(owner_name)
         owner.to_empty(device="cpu", recurse=False)
         network._init_weights(owner)
-
-
-def _delete_unread_codebooks(
-    network: modeling.Qwen3TTSTokenizerV2Encoder, num_codebooks: int
-) -> None:
-    """Free the codebooks that the talker does not speak; half of them as released."""
-    quantizer = network.quantizer
-    acoustic = quantizer.acoustic_residual_vector_quantizer
-    num_acoustic = num_codebooks - quantizer.num_semantic_quantizers
-    acoustic.layers = nn.ModuleList(list(acoustic.layers)[:num_acoustic])

@@ -74,7 +74,10 @@ def add_talker(
     codes = model.normal("codec_embedding.weight", shape, _CODE_STD)
     codes[:, _TEXT_OVER] = 0
     _add_text(talker, text_vocab_size, pad_id)
-    _add_codec_head(talker, eos_logit / _NORMED_TEXT_OVER)
+    head = talker.projection("codec_head.weight", shape)
+    head[:, _TEXT_OVER] = 0
+    head[configs.CODEC_EOS_ID] = 0
+    head[configs.CODEC_EOS_ID, _TEXT_OVER] = eos_logit / _NORMED_TEXT_OVER
     _add_code_predictor(talker.under("code_predictor"))
 
 
@@ -85,27 +88,13 @@ def _add_text(talker: WeightBuilder, vocab_size: int, pad_id: int) -> None:
     embedding[:, _TEXT_OVER] = 0
     embedding[pad_id, _TEXT_OVER] = 1
     projection = talker.under("text_projection")
-    first = projection.projection("linear_fc1.weight", (width, width))
-    projection.fill("linear_fc1.bias", (width,), 0.0)
-    second = projection.projection("linear_fc2.weight", (hidden, width), 2 * _TEXT_STD)
-    projection.fill("linear_fc2.bias", (hidden,), 0.0)
+    first, _ = projection.linear("linear_fc1", width, width)
+    second, _ = projection.linear("linear_fc2", width, hidden, 2 * _TEXT_STD)
     for weight in (first, second):
-        _separate(weight)
+        weight[_TEXT_OVER] = 0
+        weight[:, _TEXT_OVER] = 0
+        weight[_TEXT_OVER, _TEXT_OVER] = 1
     second[_TEXT_OVER, _TEXT_OVER] /= silu(torch.tensor(1.0))
-
-
-def _separate(weight: Tensor) -> None:
-    weight[_TEXT_OVER] = 0
-    weight[:, _TEXT_OVER] = 0
-    weight[_TEXT_OVER, _TEXT_OVER] = 1
-
-
-def _add_codec_head(talker: WeightBuilder, eos_weight: float) -> None:
-    shape = configs.TALKER_VOCAB_SIZE, configs.TALKER.hidden
-    head = talker.projection("codec_head.weight", shape)
-    head[:, _TEXT_OVER] = 0
-    head[configs.CODEC_EOS_ID] = 0
-    head[configs.CODEC_EOS_ID, _TEXT_OVER] = eos_weight
 
 
 def _add_code_predictor(predictor: WeightBuilder) -> None:
