@@ -93,7 +93,7 @@ def _kv_bytes_per_position() -> int:
 
 def _decoder_row() -> Row:
     """The state of Qwen3-TTS's decoder, in its released size."""
-    written = configs.speech_tokenizer_config("tiny", configs.CODEC_DECODER["real"])
+    written = configs.speech_tokenizer_config("tiny", "real")
     config = codec_config.Qwen3TTSTokenizerV2DecoderConfig(**written["decoder_config"])
     decoder = codec.Qwen3TTSTokenizerV2Decoder(config).to(torch.bfloat16).eval()
     states = DecoderStates(max_bytes=1 << 30)

@@ -160,5 +160,9 @@ def encoder_fingerprint(
         "resampler": resampler,
         "settings": dict(settings),
     }
+    return _sha256(identity)
+
+
+def _sha256(identity: Mapping[str, Any]) -> str:
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

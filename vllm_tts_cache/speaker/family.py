@@ -27,7 +27,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 # A file of a checkpoint, or the names that it may have.
 SideFile = str | tuple[str, ...]
 
-
 GROUP = "vllm_tts_cache.families"
 
 

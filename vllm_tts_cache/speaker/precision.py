@@ -26,7 +26,6 @@ REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
 
 Undo = Callable[[], None]
 
-
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -117,19 +116,12 @@ def _use_full_precision(device_type: str) -> list[Undo]:
     of all. So this goes from the top down: a setting that is still reduced then is so
     by itself, and can be restored exactly.
     """
-    undo: list[Undo] = []
-    above: list[Any] = [_backends]
+    settings: list[tuple[Any, Callable[[Any], Undo]]] = [(_backends, _turn_off)]
     if device_type == "cuda":
-        above.append(_backends.cudnn)
+        settings.append((_backends.cudnn, _turn_off))
     matmul, conv = operations(device_type).values()
-    for setting in above:
-        if setting.fp32_precision in REDUCED:
-            undo.append(_turn_off(setting))
-    if matmul.fp32_precision in REDUCED:
-        undo.append(_turn_off_matmul(matmul))
-    if conv.fp32_precision in REDUCED:
-        undo.append(_turn_off_conv(conv))
-    return undo
+    settings += [(matmul, _turn_off_matmul), (conv, _turn_off_conv)]
+    return [off(each) for each, off in settings if each.fp32_precision in REDUCED]
 
 
 # Torch has an old and a new interface to the same flags. The old one is used where it

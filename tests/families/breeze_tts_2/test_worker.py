@@ -27,7 +27,10 @@ from tests.in_process_workers import worker_speakers
 from vllm_tts_cache.families.breeze_tts_2.encoders import load_reference_encoders
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY, IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.prompt import PromptBuilder
-from vllm_tts_cache.families.breeze_tts_2.worker import CachedBreezeTalker
+from vllm_tts_cache.families.breeze_tts_2.worker import (
+    CachedBreezeTalker,
+    passing_on_known_codes,
+)
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,
@@ -78,7 +81,7 @@ def talker(own_checkpoint, codec, tmp_path, monkeypatch):
     encoders = load_reference_encoders(own_checkpoint, CPU)
     speakers = worker_speakers(tmp_path, encoders.values())
     talker.tts_cache_speakers = speakers
-    talker._give_known_codes()
+    codec.encode_batch = passing_on_known_codes(codec.encode_batch)
     yield talker
     codec.__dict__.pop("encode_batch", None)
     speakers.close()

@@ -239,7 +239,7 @@ def test_only_two_ids_are_ever_sampled(talker):
 def test_without_the_official_package_a_line_says_what_to_add(monkeypatch, plugin_log):
     monkeypatch.setitem(sys.modules, "voxcpm.core", None)
     with pytest.raises(ConfigError, match="pip install 'voxcpm"):
-        worker._check(SimpleNamespace(cache_config=SimpleNamespace()))
+        worker.CachedVoxCPM2Talker(vllm_config=SimpleNamespace())
     (line,) = plugin_log.messages
     assert "pip install" in line and "\n" not in line
 

@@ -33,7 +33,7 @@ class CachedAudio8SlowAR(
         if not is_prefill or info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
         rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
-        self._add_codes(rows, input_ids, info)
+        self._add_codes(rows, info)
         padding = torch.full_like(input_ids, self._pad_token_id)
         return padding, rows, {"codes": {"audio": self._no_frames(input_ids)}}
 

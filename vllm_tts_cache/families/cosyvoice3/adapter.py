@@ -1,7 +1,7 @@
 """A clone request on CosyVoice3 becomes token ids and a content address."""
 
-from dataclasses import dataclass
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -59,7 +59,7 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
         The host would tokenize the request's text again, on the event loop.
         """
         _, spoken = (prompt or {})["additional_information"][prompts.TEXT_IDS]
-        self._tokenizer = _KnownIds(spoken)
+        self._tokenizer = SimpleNamespace(encode=lambda *_, **__: spoken)
         host: Any = super()
         given = sampling_params_list, request, prompt, request_id
         return host.apply_sampling_overrides(*given)
@@ -70,13 +70,3 @@ class CachedCosyVoice3Adapter(PromptAdapter, CosyVoice3Adapter):
         model = engine_client.model_config
         tokenizer = prompts.load_tokenizer(model.model, model.revision, model.hf_config)
         return prompts.PromptBuilder(tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownIds:
-    """Replaces the tokenizer where the host counts the ids of a text."""
-
-    ids: list[int]
-
-    def encode(self, _text: str, **_: Any) -> list[int]:
-        return self.ids

@@ -35,7 +35,6 @@ TALKER = tiny.TransformerSizes(
 # More than the text tokenizer's ids with the host's marks, and more than the codes:
 # stock looks up running requests' codes here as well when another request begins.
 TEXT_VOCAB_SIZE = 8_192
-MAX_POSITIONS = 4_096
 
 LOOKAHEAD_CHANNELS = 32
 DIT_WIDTH, DIT_DEPTH, DIT_HEADS, DIT_HEAD_SIZE = 64, 2, 4, 16
@@ -109,7 +108,7 @@ def _talker_config(eos_token_id: int) -> dict[str, object]:
         "model_type": "qwen2",
         **TALKER.config,
         "vocab_size": TEXT_VOCAB_SIZE,
-        "max_position_embeddings": MAX_POSITIONS,
+        "max_position_embeddings": 4_096,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
@@ -122,9 +121,7 @@ def _talker_config(eos_token_id: int) -> dict[str, object]:
     }
 
 
-_TIME_SIZE = 256
 _POSITION_KERNEL, _POSITION_GROUPS = 31, 16
-_ROTARY_BASE = 10_000
 # Gain of the layers that modulate others by the time; their outputs include gates.
 _MODULATION_GAIN = 0.5
 
@@ -187,7 +184,7 @@ def add_flow(weights: WeightBuilder) -> None:
 
 def _add_estimator(estimator: WeightBuilder) -> None:
     width, mels = DIT_WIDTH, NUM_MELS
-    estimator.linear("time_embed.time_mlp.0", _TIME_SIZE, width)
+    estimator.linear("time_embed.time_mlp.0", 256, width)
     estimator.linear("time_embed.time_mlp.2", width, width)
     # Its inputs are the noise, the reference's mel, the tokens and the speaker.
     estimator.linear("input_embed.proj", 4 * mels, width)
@@ -196,7 +193,7 @@ def _add_estimator(estimator: WeightBuilder) -> None:
         estimator.conv(f"input_embed.conv_pos_embed.{conv}.0", shape)
     steps = torch.arange(0, DIT_HEAD_SIZE, 2).float() / DIT_HEAD_SIZE
     frequencies = estimator.fill("rotary_embed.inv_freq", steps.shape, 0.0)
-    frequencies.copy_(1.0 / _ROTARY_BASE**steps)
+    frequencies.copy_(1.0 / 10_000**steps)
     for index in range(DIT_DEPTH):
         _add_block(estimator.under(f"transformer_blocks.{index}"))
     estimator.linear("norm_out.linear", width, 2 * width, _MODULATION_GAIN)
@@ -266,8 +263,6 @@ def _add_normed(
     weights.fill(f"{name}.bias", shape[:1], 0.0)
 
 
-_OPSET = 13
-_IR_VERSION = 8
 _BLOCK_GAIN = 0.5
 _DIGIT_GAIN = 2.0  # makes each digit about equally frequent
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
@@ -313,8 +308,8 @@ class _Graph:
         graph = helper.make_graph(
             self.nodes, path.stem, inputs, [output], self.constants
         )
-        opset = helper.make_opsetid("", _OPSET)
-        model = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
+        opset = helper.make_opsetid("", 13)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
         checker.check_model(model)
         path.write_bytes(model.SerializeToString(deterministic=True))
 

@@ -37,7 +37,6 @@ BUFFER = "model_intermediate_buffer"
 # 300 s of speech and its reference; a speech takes at most 4,096 tokens, of 164 s.
 MAX_FRAMES = 50 * 300
 
-
 # The host's names of a conditioning and its parts.
 EMBED = "embed"
 CODES, FRAMES, VECTOR = _NAMES = ("speech_token", "speech_feat", "embedding")

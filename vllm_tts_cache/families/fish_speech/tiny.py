@@ -40,7 +40,6 @@ CODEC: dict[tiny.EncoderSize, CodecSizes] = {
 
 AUDIO_PAD = "<|audio_pad|>"
 FIRST_SEMANTIC_ID = 151_678
-LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + SEMANTIC_CODEBOOK_SIZE - 1
 # Where the released tokenizer has them.
 CONTROL_IDS: dict[str, int] = {
     parts.END_OF_TEXT: 151_643,
@@ -106,7 +105,7 @@ def model_config() -> Json:
         "model_type": "fish_qwen3_omni",
         "dtype": "bfloat16",
         "semantic_start_token_id": FIRST_SEMANTIC_ID,
-        "semantic_end_token_id": LAST_SEMANTIC_ID,
+        "semantic_end_token_id": FIRST_SEMANTIC_ID + SEMANTIC_CODEBOOK_SIZE - 1,
         "audio_pad_token_id": CONTROL_IDS[AUDIO_PAD],
         **end_ids(),
         "tie_word_embeddings": True,

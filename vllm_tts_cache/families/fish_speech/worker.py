@@ -69,7 +69,8 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         if info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
         rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
-        self._add_codes(rows, input_ids, info)
+        self._add_spoken(rows, input_ids, info)
+        self._add_codes(rows, info)
         return input_ids, rows, {"codes": {"audio": self._no_frames(input_ids)}}
 
     def _no_frames(self, input_ids: Tensor) -> Tensor:

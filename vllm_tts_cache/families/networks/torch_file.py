@@ -22,7 +22,22 @@ def read_torch_file(
 
     Raises: CheckpointError if the file cannot be read, or holds no state dict.
     """
-    state = _load(path)
+    try:
+        # OSError for a file that cannot be opened; torch may raise other errors.
+        path.open("rb").close()
+        state: Any = torch.load(  # noqa: TID251 -- weights_only runs no code
+            path,
+            map_location="cpu",
+            weights_only=True,
+            # Mapped, as parts that only decoding needs are not read. Files of torch
+            # before 1.6 are no archives, and torch cannot map them.
+            mmap=zipfile.is_zipfile(path),
+        )
+    except OSError as exc:
+        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+    except (RuntimeError, ValueError, LookupError, EOFError, UnpicklingError) as exc:
+        first_line = str(exc).partition("\n")[0]
+        raise CheckpointError(str(path), f"not a torch file: {first_line}") from exc
     for wrapper in wrappers:
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
@@ -44,22 +59,3 @@ def tensors_under(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
         for name, value in state.items()
         if name.startswith(prefix) and isinstance(value, Tensor)
     }
-
-
-def _load(path: Path) -> Any:
-    try:
-        # OSError for a file that cannot be opened; torch may raise other errors.
-        path.open("rb").close()
-        return torch.load(  # noqa: TID251 -- the released form; weights_only runs no code
-            path,
-            map_location="cpu",
-            weights_only=True,
-            # Mapped, as parts that only decoding needs are not read. Files of torch
-            # before 1.6 are no archives, and torch cannot map them.
-            mmap=zipfile.is_zipfile(path),
-        )
-    except OSError as exc:
-        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
-    except (RuntimeError, ValueError, LookupError, EOFError, UnpicklingError) as exc:
-        first_line = str(exc).partition("\n")[0]
-        raise CheckpointError(str(path), f"not a torch file: {first_line}") from exc

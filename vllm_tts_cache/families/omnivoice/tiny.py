@@ -13,16 +13,12 @@ from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 # As released: they decide what is stored of a reference.
 _NUM_CODEBOOKS = 8
 _AUDIO_VOCAB_SIZE = 1025
-_MASK_ID = 1024
 
 _LM = tiny.TransformerSizes(
     hidden=64, intermediate=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
 )
 # Codes index the texts' table as well, before the host discards those rows.
 _VOCAB_SIZE = 1088
-_MAX_POSITIONS = 4_096
-# Released are 32: here the output is noise after any number of steps.
-_NUM_STEPS = 8
 
 # Gain of queries and keys after their norm: attention must weigh some positions more
 # than others, or every reference would give the same mean.
@@ -68,7 +64,7 @@ def _model_config() -> dict[str, object]:
         "architectures": ["OmniVoice"],
         "model_type": "omnivoice",
         "audio_vocab_size": _AUDIO_VOCAB_SIZE,
-        "audio_mask_id": _MASK_ID,
+        "audio_mask_id": 1024,
         "num_audio_codebook": _NUM_CODEBOOKS,
         "audio_codebook_weights": [8, 8, 6, 6, 4, 4, 2, 2],
         "llm_config": {
@@ -79,11 +75,12 @@ def _model_config() -> dict[str, object]:
             "head_dim": _LM.head_dim,
             "hidden_act": "silu",
             "attention_bias": False,
-            "max_position_embeddings": _MAX_POSITIONS,
+            "max_position_embeddings": 4_096,
             "rms_norm_eps": 1e-6,
             "rope_theta": 1_000_000.0,
             "tie_word_embeddings": True,
             "use_sliding_window": False,
         },
-        "num_step": _NUM_STEPS,  # only the host reads it
+        # Only the host reads it. Released are 32: here the output is always noise.
+        "num_step": 8,
     }

@@ -50,25 +50,20 @@ class CachedQwen3TTSCode2Wav(host.Qwen3TTSCode2Wav):
         """Decode as the host does, but a clone's first chunk without the reference."""
         infos = runtime_additional_information or model_intermediate_buffer or []
         if self._prefixes is not None and input_ids is not None and input_ids.numel():
-            infos = self._all_begun(self._prefixes, input_ids, infos, kwargs)
+            counts, ids = (
+                kwargs.get("seq_token_counts"),
+                kwargs.get("request_ids") or (),
+            )
+            spans = self._split_request_ids(input_ids.reshape(-1), counts)
+            begun = [
+                self._begun(self._prefixes, _state_id(ids, number, info), info, span)
+                for number, (info, span) in enumerate(zip(infos, spans, strict=False))
+            ]
+            # A dummy run has more infos than spans.
+            infos = [*begun, *infos[len(begun) :]]
         kwargs["runtime_additional_information"] = infos
         given = input_ids, positions, intermediate_tensors, inputs_embeds
         return super().forward(*given, **kwargs)
-
-    def _all_begun(
-        self,
-        prefixes: DecoderPrefixes,
-        input_ids: Tensor,
-        infos: list[Any],
-        given: dict[str, Any],
-    ) -> list[Any]:
-        counts, ids = given.get("seq_token_counts"), given.get("request_ids") or ()
-        spans = self._split_request_ids(input_ids.reshape(-1), counts)
-        begun = [
-            self._begun(prefixes, _state_id(ids, number, info), info, span)
-            for number, (info, span) in enumerate(zip(infos, spans, strict=False))
-        ]
-        return [*begun, *infos[len(begun) :]]  # a dummy run has more infos than spans
 
     def _begun(
         self, prefixes: DecoderPrefixes, request_id: str | None, info: Any, span: Tensor

@@ -89,7 +89,7 @@ class DecoderPrefixes:
         transform = decoder.pre_transformer
         after = transform(inputs_embeds=convolved, attention_mask=mask, use_cache=True)
         hidden = after.last_hidden_state * mask.unsqueeze(-1)
-        with self._convs.recorded() as tails:
+        with self._convs.behind() as tails:
             # As many frames as the host adds to every later chunk.
             samples_of(decoder, hidden[:, -host._DOWNSTREAM_CONTEXT_FRAME :])
         state = {
@@ -226,7 +226,7 @@ def samples_of(decoder: Any, hidden: Tensor) -> Tensor:
 class StreamedConvs:
     """Lets a codec decoder's convolutions begin after columns that they read before.
 
-    Outside of the blocks of `recorded` and `behind` they compute as the host does.
+    Outside of the blocks of `behind` they compute as the host does.
     """
 
     def __init__(self, decoder: Any):
@@ -246,20 +246,16 @@ class StreamedConvs:
         return None
 
     @contextmanager
-    def recorded(self) -> Iterator[Tails]:
-        """Yield a list to which each convolution adds the columns that it read last."""
-        self._tails, self._is_recording = [], True
+    def behind(self, tails: Tails | None = None) -> Iterator[Tails]:
+        """Let the convolutions begin after ``tails``; each must run once.
+
+        Without tails they begin after silence, as the host's, and each adds the columns
+        that it read last to the list that is yielded.
+        """
+        self._is_recording = tails is None
+        self._tails, self._num_read = tails or [], 0
         try:
             yield self._tails
-        finally:
-            self._tails, self._is_recording = None, False
-
-    @contextmanager
-    def behind(self, tails: Tails) -> Iterator[None]:
-        """Let the convolutions begin after ``tails``; each must run once."""
-        self._tails, self._num_read = tails, 0
-        try:
-            yield
         finally:
             self._tails = None
 

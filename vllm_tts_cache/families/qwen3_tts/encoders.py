@@ -26,11 +26,11 @@ from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.mel import mel_filters
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
-from vllm_tts_cache.families.qwen3_tts.family import SPEAKER, kind_of
+from vllm_tts_cache.families.qwen3_tts.family import CODEC, SPEAKER, kind_of
 from vllm_tts_cache.speaker import checkpoint
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import encoding_exactly
-from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import Encoders, MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
@@ -141,8 +141,7 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
         if (kind_of(config) if field == "tts_model_type" else found) != expected:
             reason = f"{field} is {found!r}; voices are cloned by {expected!r} only"
             raise CheckpointError(str(model_dir / "config.json"), reason)
-    encoders: tuple[ReferenceEncoder, ...] = (
-        load_speaker_encoder(model_dir, config, device),
-        load_codec_encoder(model_dir / "speech_tokenizer", device),
-    )
-    return {encoder.name: encoder for encoder in encoders}
+    return {
+        SPEAKER: load_speaker_encoder(model_dir, config, device),
+        CODEC: load_codec_encoder(model_dir / "speech_tokenizer", device),
+    }

@@ -8,7 +8,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
@@ -81,24 +80,6 @@ def read_encoder_sizes(model_dir: Path) -> EncoderSizes:
     return EncoderSizes(**{f.name: getattr(vae, f.name) for f in fields(EncoderSizes)})
 
 
-def read_encoder_weights(model_dir: Path) -> tuple[str, dict[str, Tensor]]:
-    """Return the source of the encoder's tensors, for messages, and the tensors.
-
-    They come from the file that the official package reads, on the CPU and in the
-    file's dtypes; they may be views of it. Names are without the prefix ``encoder.``.
-
-    Raises: CheckpointError.
-    """
-    path = model_dir / "audiovae.safetensors"
-    if path.exists():
-        found = checkpoint.read_safetensors(path, _PREFIX)
-    else:
-        path = model_dir / "audiovae.pth"
-        found = tensors_under(read_torch_file(path), _PREFIX)
-    weights = {n: t for n, t in found.items() if not n.startswith(_NOT_READ)}
-    return f"{path} {_PREFIX}*", weights
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AudioVAEEncoder:
     """Gives ``features``: ``(num_positions, 4, latent_dim)`` float32.
@@ -138,10 +119,16 @@ def load_reference_encoders(model_dir: Path, device: torch.device) -> Encoders:
     latent, in patches of 4, or a tensor of its encoder does not fit.
     """
     sizes = read_encoder_sizes(model_dir)
-    source, weights = read_encoder_weights(model_dir)
+    path = model_dir / "audiovae.safetensors"  # the official package prefers it, too
+    if path.exists():
+        found = checkpoint.read_safetensors(path, _PREFIX)
+    else:
+        path = model_dir / "audiovae.pth"
+        found = tensors_under(read_torch_file(path), _PREFIX)
+    found = {n: t for n, t in found.items() if not n.startswith(_NOT_READ)}
     with torch.device("meta"):
         network = AudioEncoder(**asdict(sizes))
-    weights = checkpoint.assign_float32(network, weights, path=source)
+    weights = checkpoint.assign_float32(network, found, path=f"{path} {_PREFIX}*")
     network.to(device)
     with torch.no_grad():
         network.multiply_out()  # on the device, as the official package does it

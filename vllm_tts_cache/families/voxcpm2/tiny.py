@@ -35,7 +35,6 @@ from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 Json = dict[str, object]
 
 # As released: they decide how many positions a reference takes, and what is stored.
-PATCH_SIZE = 4
 LATENT_DIM = 64
 ENCODER_RATES = (2, 5, 8, 8)
 DECODER_RATES = (8, 6, 5, 2, 2, 2)
@@ -50,7 +49,6 @@ FEATURE_ENCODER = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **
 DIT = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **_HEADS)
 
 QUANTIZER_DIM = 32
-QUANTIZER_SCALE = 9
 MAX_POSITIONS = 4_096
 
 # Width of the first convolution; every stage doubles it.
@@ -113,12 +111,12 @@ def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
             "dim_model_base": 256,
             "scale_depth": 1.4,
         },
-        "patch_size": PATCH_SIZE,
+        "patch_size": 4,
         "feat_dim": LATENT_DIM,
         "residual_lm_num_layers": RESIDUAL_LM.num_layers,
         "residual_lm_no_rope": True,
         "scalar_quantization_latent_dim": QUANTIZER_DIM,
-        "scalar_quantization_scale": QUANTIZER_SCALE,
+        "scalar_quantization_scale": 9,
         "encoder_config": _side_model(FEATURE_ENCODER),
         "dit_config": {
             **_side_model(DIT),

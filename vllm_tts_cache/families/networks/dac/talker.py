@@ -34,12 +34,11 @@ class SlowAR(CachedTalker):
         ``sums``, of the same shape, are `_codebook_sums`.
         """
 
-    def _add_codes(self, rows: Tensor, ids: Tensor, info: Mapping[str, Any]) -> None:
-        """Add the embeddings of spoken and reference codes to a span's rows, in place.
+    def _add_codes(self, rows: Tensor, info: Mapping[str, Any]) -> None:
+        """Add the embeddings of a reference's codes to a span's rows, in place.
 
         Raises: TTSCacheError, ValueError: codes are missing or do not fit the prompt.
         """
-        self._add_spoken(rows, ids, info)
         if FIELD in info:
             self._add_reference(rows, info)
             self._count_if_complete(rows, info)
@@ -59,9 +58,6 @@ class SlowAR(CachedTalker):
         """Return ``(num_tokens, num_codebooks)`` zeros, which the host skips."""
         size = len(input_ids), self._num_codebooks
         return torch.zeros(size, dtype=torch.long, device=input_ids.device)
-
-    def _add_spoken(self, rows: Tensor, ids: Tensor, info: Mapping[str, Any]) -> None:
-        """Add codes spoken before a preemption; a model that resumes overrides this."""
 
     def _add_reference(self, rows: Tensor, info: Mapping[str, Any]) -> None:
         """Add the codes' embeddings where the span holds frames of the reference.

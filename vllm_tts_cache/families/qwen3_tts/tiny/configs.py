@@ -25,28 +25,6 @@ SAMPLES_PER_FRAME = 1_920
 NUM_CODEBOOKS = 16
 CODEBOOK_SIZE = 2_048
 TALKER_VOCAB_SIZE = 3_072
-NUM_MEL_BINS = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodecEncoderSizes:
-    """Mimi's encoder: convolutions, a transformer, a residual quantizer."""
-
-    transformer: TransformerSizes
-    num_filters: int
-    codebook_dim: int
-    num_quantizers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodecDecoderSizes:
-    """The 12 Hz codec's causal decoder."""
-
-    transformer: TransformerSizes
-    codebook_dim: int
-    latent_dim: int
-    decoder_dim: int
-
 
 _HEADS = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
 TALKER = TransformerSizes(hidden=128, intermediate=256, num_layers=2, **_HEADS)
@@ -71,12 +49,12 @@ _TINY = _codec_transformer(64, 128, 2, 2, 32)
 _REAL_DECODER = _codec_transformer(1024, 3072, 8, 16, 64)
 _REAL_ENCODER = _codec_transformer(512, 2048, 8, 8, 64)
 
-CODEC_DECODER = {
-    "tiny": CodecDecoderSizes(
-        transformer=_TINY, codebook_dim=64, latent_dim=64, decoder_dim=64
-    ),
-    "real": CodecDecoderSizes(
-        transformer=_REAL_DECODER, codebook_dim=512, latent_dim=1024, decoder_dim=1536
+# The 12 Hz codec's causal decoder: its transformer, and other widths.
+CODEC_DECODER: dict[EncoderSize, tuple[TransformerSizes, Json]] = {
+    "tiny": (_TINY, {"codebook_dim": 64, "latent_dim": 64, "decoder_dim": 64}),
+    "real": (
+        _REAL_DECODER,
+        {"codebook_dim": 512, "latent_dim": 1024, "decoder_dim": 1536},
     ),
 }
 
@@ -94,17 +72,11 @@ SPEAKER_ENCODER: dict[EncoderSize, dict[str, Any]] = {
     },
 }
 
-CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
-    "tiny": CodecEncoderSizes(
-        transformer=_TINY, num_filters=4, codebook_dim=32, num_quantizers=NUM_CODEBOOKS
-    ),
-    "real": CodecEncoderSizes(
-        transformer=_REAL_ENCODER,
-        num_filters=64,
-        codebook_dim=256,
-        # The released encoder has 32 codebooks, of which the first 16 are used.
-        num_quantizers=32,
-    ),
+# Mimi's encoder: its transformer, num_filters, codebook_dim and num_quantizers. The
+# released one has 32 codebooks, of which the first 16 are used.
+CODEC_ENCODER: dict[EncoderSize, tuple[TransformerSizes, int, int, int]] = {
+    "tiny": (_TINY, 4, 32, NUM_CODEBOOKS),
+    "real": (_REAL_ENCODER, 64, 256, 32),
 }
 
 
@@ -128,11 +100,6 @@ class CheckpointOptions(EncoderOptions):
 
     real_decoder: bool = False
     eos_logit: float = 3.6
-
-    @property
-    def decoder(self) -> CodecDecoderSizes:
-        """Sizes of the 12 Hz codec's decoder."""
-        return CODEC_DECODER["real" if self.real_decoder else "tiny"]
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.eos_logit):
@@ -212,7 +179,7 @@ def model_config(ids: Mapping[str, int], encoders: EncoderSize) -> Json:
             },
         },
         "speaker_encoder_config": {
-            "mel_dim": NUM_MEL_BINS,
+            "mel_dim": 128,
             # The embedding stands in the prompt beside the talker's own.
             "enc_dim": TALKER.hidden,
             **SPEAKER_ENCODER[encoders],
@@ -248,9 +215,10 @@ TEXT_PREPROCESSOR: Json = {
 }
 
 
-def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -> Json:
+def speech_tokenizer_config(encoders: EncoderSize, decoder: EncoderSize) -> Json:
     """Return ``speech_tokenizer/config.json``."""
-    encoder = CODEC_ENCODER[encoders]
+    encoder, num_filters, codebook_dim, num_quantizers = CODEC_ENCODER[encoders]
+    transformer, widths = CODEC_DECODER[decoder]
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
@@ -262,11 +230,11 @@ def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -
         "encoder_valid_num_quantizers": NUM_CODEBOOKS,
         "encoder_config": {
             "model_type": "mimi",
-            **_transformer(encoder.transformer),
+            **_transformer(encoder),
             "_frame_rate": SAMPLE_RATE_HZ / SAMPLES_PER_FRAME,
             "sampling_rate": SAMPLE_RATE_HZ,
             "audio_channels": 1,
-            "num_filters": encoder.num_filters,
+            "num_filters": num_filters,
             "num_residual_layers": 1,
             "upsampling_ratios": [8, 6, 5, 4],
             "kernel_size": 7,
@@ -279,11 +247,11 @@ def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -
             "use_streaming": False,
             "pad_mode": "constant",
             "trim_right_ratio": 1.0,
-            "upsample_groups": encoder.transformer.hidden,
+            "upsample_groups": encoder.hidden,
             "codebook_size": CODEBOOK_SIZE,
-            "codebook_dim": encoder.codebook_dim,
-            "vector_quantization_hidden_dimension": encoder.codebook_dim,
-            "num_quantizers": encoder.num_quantizers,
+            "codebook_dim": codebook_dim,
+            "vector_quantization_hidden_dimension": codebook_dim,
+            "num_quantizers": num_quantizers,
             "num_semantic_quantizers": 1,
             "hidden_act": "gelu",
             "max_position_embeddings": 8_000,
@@ -293,11 +261,9 @@ def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -
             "norm_eps": 1e-5,
         },
         "decoder_config": {
-            **_transformer(decoder.transformer),
+            **_transformer(transformer),
             "codebook_size": CODEBOOK_SIZE,
-            "codebook_dim": decoder.codebook_dim,
-            "latent_dim": decoder.latent_dim,
-            "decoder_dim": decoder.decoder_dim,
+            **widths,
             "num_quantizers": NUM_CODEBOOKS,
             "num_semantic_quantizers": 1,
             "upsample_rates": [8, 5, 4, 3],

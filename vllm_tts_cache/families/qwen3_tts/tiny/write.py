@@ -34,7 +34,8 @@ def write(directory: Path, options: configs.CheckpointOptions, report: Report) -
     codec = directory / "speech_tokenizer"
     codec.mkdir()
     weights = WeightBuilder(options.seed)
-    config = configs.speech_tokenizer_config(options.encoders, options.decoder)
+    decoder = "real" if options.real_decoder else "tiny"
+    config = configs.speech_tokenizer_config(options.encoders, decoder)
     add_codec_encoder(weights, config["encoder_config"])
     add_codec_decoder(weights, config["decoder_config"])
     parts.save_weights(codec / "model.safetensors", weights.tensors, torch.float32)
