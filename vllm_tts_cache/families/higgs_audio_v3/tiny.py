@@ -43,7 +43,6 @@ _CONTROL_IDS: dict[str, int] = {
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
 _ATTENTION_SHARPNESS = 2.0
-_CODES = "modality_embeddings.0.embedding.weight"
 
 # The decoder is bfloat16: float32 would be most of the file, and no test compares it.
 _DECODER = "acoustic_decoder."
@@ -76,7 +75,7 @@ def _add_talker(weights: WeightBuilder) -> None:
     """Add all but the tokenizer, under the names that the released file has."""
     for name, num_rows in (
         ("text_embedding.weight", _VOCAB_SIZE),
-        (_CODES, _NUM_CODEBOOKS * _CODEBOOK_SIZE),
+        ("modality_embeddings.0.embedding.weight", _NUM_CODEBOOKS * _CODEBOOK_SIZE),
     ):
         shape = num_rows, _TALKER.hidden
         weights.normal(f"tied.embedding.{name}", shape, _EMBEDDING_STD)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MODE = "tts_cache_clone_mode"
 ROWS = "tts_cache_reference_rows"
 
-
 # A prompt as the host's engine takes it.
 Prompt = dict[str, Any]
 # A clip of a request or of a batch job, by its content address.

@@ -21,7 +21,6 @@ _MAX_COUNTED_CHARS = 20_000  # a longer text is not worth counting
 # The host's estimate for a request without a voice's own pace.
 _PACE_TEXT, _PACE_FRAMES, _FRAMES_PER_SECOND = "Nice to meet you.", 25, 25
 
-
 _Factor = Annotated[float, Meta(ge=0, le=MAX_FACTOR)]
 
 

@@ -15,7 +15,6 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 CONFIG = "config.json"
 
-
 # The defaults of each section are those of transformers 5, which reads the file for
 # the host and for the official packages. Fields that only training, or another network
 # of the same name, uses are not read.

@@ -205,7 +205,6 @@ GENERATION: Json = {
     "max_new_tokens": 8192,
 }
 
-
 # ``preprocessor_config.json``.
 TEXT_PREPROCESSOR: Json = {
     "padding_side": "left",
