@@ -20,10 +20,9 @@ from benchmarks import machine
 from benchmarks.bench import SAMPLE_RATE_HZ
 from benchmarks.measure import percentile
 from benchmarks.models import TRANSCRIPT
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import owners
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.directory import StoreDirectory

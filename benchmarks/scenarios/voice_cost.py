@@ -27,8 +27,12 @@ from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
 from vllm_tts_cache.families.qwen3_tts.tiny import configs
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.family import Family, families
-from vllm_tts_cache.store import audio_file
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
+from vllm_tts_cache.store.encoding import (
+    Encoding,
+    EncodingKey,
+    audio_to_bytes,
+    encoding_to_bytes,
+)
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 NAME = "voice_cost"
@@ -105,7 +109,7 @@ def _decoder_row() -> Row:
 
 def _audio_row(length: int) -> Row:
     what = f"any model: the {length} s clip itself, 44.1 kHz of 16 bit, on disk"
-    return _row(what, len(audio_file.to_bytes(decode(clip(length, 1)))))
+    return _row(what, len(audio_to_bytes(decode(clip(length, 1)))))
 
 
 def _row(what: str, num_bytes: int, note: str = "") -> Row:

@@ -15,8 +15,8 @@ from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import begun, ended, run
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.speakers import ensure
 from vllm_tts_cache.errors import SourceCorruptError

@@ -12,7 +12,7 @@ from tests.fault.hostile_input import NUM_CASES
 from tests.heard_files import FORMS
 from vllm_tts_cache.audio.decode import decode, decode_data_url
 from vllm_tts_cache.errors import InvalidAudioError
-from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
+from vllm_tts_cache.store.encoding import audio_from_encoding, audio_to_encoding
 
 SEEDS = {
     "wav": lambda: sndfile_bytes(voiced(8_000, 1.2, 2), 8_000, "WAV", "PCM_24"),
@@ -53,8 +53,8 @@ def decodes_or_is_refused(data):
         return
     audio = decoded.audio
     assert 1.0 <= audio.seconds <= 30.0
-    encoding = to_encoding(audio, decoded.sources)
-    stored = from_encoding(encoding, audio.audio_sha256)
+    encoding = audio_to_encoding(audio, decoded.sources)
+    stored = audio_from_encoding(encoding, audio.audio_sha256)
     assert stored.samples.tobytes() == audio.samples.tobytes()
 
 

@@ -4,7 +4,7 @@ import pytest
 from tests.audio_clips import sndfile_bytes, voiced
 from vllm_tts_cache.audio.decode import active_level_dbfs, decode
 from vllm_tts_cache.errors import InvalidAudioError
-from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
+from vllm_tts_cache.store.encoding import audio_from_encoding, audio_to_encoding
 
 
 def codes(samples, rate=24_000, subtype="FLOAT"):
@@ -82,8 +82,8 @@ def test_of_channels_that_cancel_the_first_is_taken(factor, offset, subtype):
     assert [warning.code for warning in decoded.warnings] == ["one_channel"]
     alone = decode(sndfile_bytes(left, 24_000, "WAV", subtype))
     assert decoded.audio.audio_sha256 == alone.audio.audio_sha256
-    stored = to_encoding(decoded.audio, decoded.sources)
-    again = from_encoding(stored, decoded.audio.audio_sha256)
+    stored = audio_to_encoding(decoded.audio, decoded.sources)
+    again = audio_from_encoding(stored, decoded.audio.audio_sha256)
     assert again.audio_sha256 == decoded.audio.audio_sha256
 
 

@@ -21,7 +21,7 @@ from vllm_tts_cache.audio.decode import (
     within_limits,
 )
 from vllm_tts_cache.errors import InvalidAudioError
-from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
+from vllm_tts_cache.store.encoding import audio_from_encoding, audio_to_encoding
 
 
 def refused(data, match, decode=decode):
@@ -63,8 +63,8 @@ def test_exactly_30_s_are_taken_whatever_a_codec_pads(container, codec, rate):
     assert decoded.audio.seconds == pytest.approx(30.0, abs=1e-3)
     assert decoded.audio.seconds <= 30.0
     assert decoded.warnings == ()
-    stored = to_encoding(decoded.audio, decoded.sources)
-    again = from_encoding(stored, decoded.audio.audio_sha256)
+    stored = audio_to_encoding(decoded.audio, decoded.sources)
+    again = audio_from_encoding(stored, decoded.audio.audio_sha256)
     assert again.samples.tobytes() == decoded.audio.samples.tobytes()
 
 

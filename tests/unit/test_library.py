@@ -13,8 +13,9 @@ import pytest
 
 from tests.encoding_samples import make_encoding
 from tests.store_samples import delete, key, long_clip, opened, voice
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
 from vllm_tts_cache.entrypoints.cli.voices.bundles import Importing, files_of

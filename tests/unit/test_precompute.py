@@ -11,9 +11,9 @@ from tests.in_process_workers import clip, decoded, new_speaker
 from tests.store_samples import opened
 from tests.unit.test_service import NAMES, Rig
 from tests.waiting import soon
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import AUDIO, SpeakerChanges
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.errors import (
     EncodeError,

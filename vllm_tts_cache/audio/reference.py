@@ -16,6 +16,8 @@ _CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
 # The most clips of one audio, in a form or a bundle; models take fewer.
 MAX_CLIPS = 32
 
+AUDIO = "audio"  # names the stored audio itself, beside its encodings
+
 
 class Segment(StrEnum):
     """Audio that is registered, or came inline; each has its part of every budget."""

@@ -23,7 +23,7 @@ from vllm_tts_cache.tenants import DEFAULT_TENANT
 
 MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
 MAX_EMBEDDING_DIM = 4096
-AUDIO = "audio"  # a stored file that is no encoding
+
 MAX_LABELS = 20
 MAX_LABEL_KEY_CHARS = 64
 MAX_LABEL_VALUE_CHARS = 128

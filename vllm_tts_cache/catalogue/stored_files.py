@@ -18,9 +18,8 @@ from sqlalchemy import (
     select,
 )
 
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import objects, owners, schema
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.schema import (
     consent,
     failed_encode,

@@ -22,8 +22,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.files import (

@@ -12,11 +12,10 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import deletions, objects, owners, schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import (
     EncodingCorruptError,
@@ -25,10 +24,10 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.store import audio_file, binding
-from vllm_tts_cache.store.audio_file import named
+from vllm_tts_cache.store import binding, encoding
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.directory import StoreDirectory, key_of
+from vllm_tts_cache.store.encoding import named
 from vllm_tts_cache.store.registering import remove_files
 from vllm_tts_cache.store.writer import Writer
 
@@ -383,7 +382,7 @@ def _place(row: StoredFile) -> str:
 def _fault(blob: bytes, row: StoredFile) -> str | None:
     """Return what is wrong with the bytes of a row; None if they are right."""
     try:
-        audio_file.check(blob, key_of(row))
+        encoding.check(blob, key_of(row))
     except (EncodingCorruptError, SourceCorruptError) as exc:
         return exc.reason
     return None

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import (
     aliases,
     deletions,
@@ -24,7 +24,6 @@ from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
 from vllm_tts_cache.catalogue.names import fold, is_consent_id
 from vllm_tts_cache.catalogue.records import (
-    AUDIO,
     DEFAULT_TENANT,
     IdempotencyKey,
     NewSpeaker,

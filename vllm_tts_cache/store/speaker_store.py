@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import (
     deletions,
     owners,
@@ -32,17 +32,23 @@ from vllm_tts_cache.catalogue import (
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_storable
-from vllm_tts_cache.catalogue.records import AUDIO, DEFAULT_TENANT, SpeakerRecord
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
 from vllm_tts_cache.files import fill_ballast
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.store import audio_file, binding, recovery
+from vllm_tts_cache.store import binding, recovery
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.consents import Consents
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
+from vllm_tts_cache.store.encoding import (
+    Encoding,
+    EncodingKey,
+    audio_from_bytes,
+    audio_to_client,
+    encoding_from_bytes,
+)
 from vllm_tts_cache.store.participants import (
     LeasedParticipants,
     LockedParticipants,
@@ -313,8 +319,8 @@ class SpeakerStore:
     # Both return None for an audio that is not stored, and raise SourceCorruptError for
     # bytes that are no audio of its address. Registered ones stay until the clip is
     # registered again, inline ones are removed.
-    read_audio = _parsed(audio_file.from_bytes)
-    audio_for_client = _parsed(audio_file.to_client)
+    read_audio = _parsed(audio_from_bytes)
+    audio_for_client = _parsed(audio_to_client)
 
     def read(self, key: EncodingKey) -> Encoding | None:
         """Read and verify an encoding, from disk or bucket; None if it is not stored.

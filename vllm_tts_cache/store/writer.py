@@ -11,17 +11,20 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import owners, stored_files
 from vllm_tts_cache.catalogue.database import Database, with_ballast
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.logs import Counters, ThrottledLog
-from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.directory import Staged, TakenAwayError
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
+from vllm_tts_cache.store.encoding import (
+    Encoding,
+    EncodingKey,
+    audio_to_bytes,
+    encoding_to_bytes,
+)
 from vllm_tts_cache.store.reading import BlobReader
 from vllm_tts_cache.tenants import Tenant
 
@@ -165,7 +168,7 @@ class Writer:
         for _ in range(_MAX_ATTEMPTS):
             files = {(shas[0], artifact): blob for artifact, blob in encodings.items()}
             for sha in wanted.keys() - kept:
-                files[sha, AUDIO] = audio_file.to_bytes(wanted[sha])
+                files[sha, AUDIO] = audio_to_bytes(wanted[sha])
             try:
                 with self._placing(files) as (db, staged):
                     result = commit(db)

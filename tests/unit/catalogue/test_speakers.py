@@ -19,9 +19,10 @@ from tests.store_samples import (
     voice,
 )
 from vllm_tts_cache.audio.decode import join
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue import database, stored_files
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO, NewSpeaker
+from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import (

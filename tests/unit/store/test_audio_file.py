@@ -13,19 +13,17 @@ from vllm_tts_cache.audio.decode import decode, decode_clips
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import SourceCorruptError, StorageError
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.store import audio_file
-from vllm_tts_cache.store.audio_file import (
+from vllm_tts_cache.store import encoding as encoding_module
+from vllm_tts_cache.store.encoding import (
     FLAC,
     RATE,
     SAMPLES,
     STARTS,
     UPLOAD,
-    from_encoding,
-    to_encoding,
-)
-from vllm_tts_cache.store.encoding import (
     Encoding,
     EncodingKey,
+    audio_from_encoding,
+    audio_to_encoding,
     encoding_from_bytes,
     encoding_to_bytes,
 )
@@ -99,8 +97,10 @@ def test_every_upload_comes_back_bit_for_bit_from_no_more_bytes_than_it_had(name
     data = make()
     decoded = decode(data)
     assert decoded.sources == (data,)
-    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
-    assert same(from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
+    stored, num_bytes = through_a_file(
+        audio_to_encoding(decoded.audio, decoded.sources)
+    )
+    assert same(audio_from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
     assert num_bytes <= 1.05 * len(data) + 512
     assert form in (None, form_of(stored))
 
@@ -127,8 +127,8 @@ RATES = st.sampled_from(SOME_RATES) | st.integers(1, 2**31)
 @example(samples=np.zeros(1, np.float32), rate=1 << 31)
 def test_any_samples_at_any_rate_come_back_bit_for_bit(samples, rate):
     audio = ReferenceAudio.of(samples, rate)
-    stored, _ = through_a_file(to_encoding(audio))
-    assert same(from_encoding(stored, audio.audio_sha256), audio)
+    stored, _ = through_a_file(audio_to_encoding(audio))
+    assert same(audio_from_encoding(stored, audio.audio_sha256), audio)
 
 
 def test_one_sample_off_the_grid_keeps_the_audio_out_of_flac():
@@ -136,8 +136,8 @@ def test_one_sample_off_the_grid_keeps_the_audio_out_of_flac():
     on_grid = ReferenceAudio.of(samples, 24_000)
     samples[1234] += np.float32(2.0**-24)
     off_grid = ReferenceAudio.of(samples, 24_000)
-    assert form_of(to_encoding(on_grid)) == FLAC
-    assert form_of(to_encoding(off_grid)) == SAMPLES
+    assert form_of(audio_to_encoding(on_grid)) == FLAC
+    assert form_of(audio_to_encoding(off_grid)) == SAMPLES
 
 
 def in_clips(audio, *starts):
@@ -148,10 +148,10 @@ def in_clips(audio, *starts):
 def test_the_cuts_of_several_clips_are_stored_with_them(name, form):
     whole = decode(UPLOADS[name][0]()).audio
     audio = in_clips(whole, 0, 30_000, 50_000)
-    stored, _ = through_a_file(to_encoding(audio))
+    stored, _ = through_a_file(audio_to_encoding(audio))
     assert set(stored.arrays) == {form, RATE, STARTS}
-    assert same(from_encoding(stored, audio.audio_sha256), audio)
-    alone, _ = through_a_file(to_encoding(whole))
+    assert same(audio_from_encoding(stored, audio.audio_sha256), audio)
+    alone, _ = through_a_file(audio_to_encoding(whole))
     assert alone[form].tobytes() == stored[form].tobytes()
 
 
@@ -173,18 +173,18 @@ def test_the_cuts_of_several_clips_are_stored_with_them(name, form):
 @pytest.mark.parametrize("name", ("wav-16", "wav-float"))
 def test_other_cuts_are_corrupt(name, starts):
     audio = in_clips(decode(UPLOADS[name][0]()).audio, 0, 30_000)
-    arrays = {**to_encoding(audio).arrays, STARTS: starts}
+    arrays = {**audio_to_encoding(audio).arrays, STARTS: starts}
     with pytest.raises(SourceCorruptError):
-        from_encoding(Encoding(arrays), audio.audio_sha256)
+        audio_from_encoding(Encoding(arrays), audio.audio_sha256)
 
 
 def test_an_upload_is_one_clip():
     data = UPLOADS["mp3"][0]()
     decoded = decode(data)
-    arrays = dict(to_encoding(decoded.audio, [data]).arrays)
+    arrays = dict(audio_to_encoding(decoded.audio, [data]).arrays)
     arrays[STARTS] = np.array([0, 30_000])
     with pytest.raises(SourceCorruptError):
-        from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
+        audio_from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
 
 
 # What a client sends of one voice -> what is stored apart; None: one sound, with cuts.
@@ -210,8 +210,10 @@ def files_of(name):
 def test_several_uploads_come_back_bit_for_bit_from_no_more_bytes_than_they_had(name):
     files, forms = files_of(name), SEVERAL[name][1]
     decoded = decode_clips(files)
-    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
-    assert same(from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
+    stored, num_bytes = through_a_file(
+        audio_to_encoding(decoded.audio, decoded.sources)
+    )
+    assert same(audio_from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
     assert num_bytes <= 1.05 * sum(map(len, files)) + 512
     apart = {each for each in stored.arrays if "/" in each}
     assert apart == set(forms or ())
@@ -223,7 +225,7 @@ def test_lossy_clips_that_were_stored_as_one_before_are_read():
     arrays = {SAMPLES: audio.samples, STARTS: np.array(audio.clip_starts)}
     arrays |= {RATE: np.array([audio.sample_rate_hz])}
     stored, _ = through_a_file(Encoding(arrays))
-    assert same(from_encoding(stored, audio.audio_sha256), audio)
+    assert same(audio_from_encoding(stored, audio.audio_sha256), audio)
 
 
 @pytest.mark.parametrize(
@@ -238,32 +240,32 @@ def test_lossy_clips_that_were_stored_as_one_before_are_read():
 )
 def test_clips_by_themselves_that_are_not_all_there_are_corrupt(spoil):
     decoded = decode_clips(files_of("wav"))
-    clips = enumerate(decoded.audio.clips())
-    arrays = {f"{number}/{FLAC}": to_encoding(clip)[FLAC] for number, clip in clips}
+    clips = map(audio_to_encoding, decoded.audio.clips())
+    arrays = {f"{number}/{FLAC}": clip[FLAC] for number, clip in enumerate(clips)}
     arrays |= {RATE: np.array([24_000])}
     sha = decoded.audio.audio_sha256
-    assert same(from_encoding(Encoding(arrays), sha), decoded.audio)
+    assert same(audio_from_encoding(Encoding(arrays), sha), decoded.audio)
     with pytest.raises(SourceCorruptError):
-        from_encoding(Encoding(spoil(dict(arrays))), sha)
+        audio_from_encoding(Encoding(spoil(dict(arrays))), sha)
 
 
 @pytest.mark.parametrize("clips", ["1", "mp3"])
 def test_an_upload_that_nothing_decodes_any_more_is_not_called_corrupt(clips):
     decoded = decode_clips(files_of(clips))
-    arrays = dict(to_encoding(decoded.audio, decoded.sources).arrays)
+    arrays = dict(audio_to_encoding(decoded.audio, decoded.sources).arrays)
     spoilt = "1/upload" if "1/upload" in arrays else UPLOAD
     arrays[spoilt] = np.frombuffer(b"a format of the past", np.uint8)
     with pytest.raises(StorageError, match="cannot be decoded") as caught:
-        from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
+        audio_from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
     assert not isinstance(caught.value, SourceCorruptError)
 
 
 @pytest.mark.parametrize("name", ["wav-16", "wav-float"])
 def test_samples_of_another_address_are_corrupt(name):
     decoded = decode(UPLOADS[name][0]())
-    encoding = to_encoding(decoded.audio)
+    encoding = audio_to_encoding(decoded.audio)
     with pytest.raises(SourceCorruptError, match=decoded.audio.audio_sha256) as caught:
-        from_encoding(encoding, OTHER)
+        audio_from_encoding(encoding, OTHER)
     assert OTHER in str(caught.value)
 
 
@@ -281,17 +283,17 @@ def test_samples_of_another_address_are_corrupt(name):
 )
 def test_arrays_that_are_no_audio_are_corrupt(wrong):
     with pytest.raises(SourceCorruptError):
-        from_encoding(Encoding(wrong), OTHER)
+        audio_from_encoding(Encoding(wrong), OTHER)
 
 
 @pytest.mark.parametrize("clips", ["1", "mp3"])
 def test_what_a_newer_decoder_reads_otherwise_is_used(clips, monkeypatch, plugin_log):
     log = ThrottledLog()
-    monkeypatch.setattr(audio_file, "_log", log)
+    monkeypatch.setattr(encoding_module, "_log", log)
     decoded = decode_clips(files_of(clips))
-    encoding = to_encoding(decoded.audio, decoded.sources)
+    encoding = audio_to_encoding(decoded.audio, decoded.sources)
     for _ in range(3):
-        audio = from_encoding(encoding, OTHER)
+        audio = audio_from_encoding(encoding, OTHER)
         assert same(audio, dataclasses.replace(decoded.audio, audio_sha256=OTHER))
     assert len(plugin_log.messages) == 1
     assert OTHER in plugin_log.messages[0]
@@ -301,7 +303,7 @@ def test_audio_that_there_is_no_memory_for_is_not_called_corrupt(monkeypatch):
     """It would be set aside, or deleted from a bucket for everybody."""
     samples = (voiced() * 32767).astype(np.int16)
     audio = decode(sndfile_bytes(samples, 24_000, "WAV")).audio
-    encoding = to_encoding(audio, ())
+    encoding = audio_to_encoding(audio, ())
     assert FLAC in encoding.arrays
 
     def fail(*_args, **_kwargs):
@@ -309,5 +311,5 @@ def test_audio_that_there_is_no_memory_for_is_not_called_corrupt(monkeypatch):
 
     monkeypatch.setattr(av, "open", fail)
     with pytest.raises(StorageError, match="is whole") as caught:
-        from_encoding(encoding, audio.audio_sha256)
+        audio_from_encoding(encoding, audio.audio_sha256)
     assert not isinstance(caught.value, SourceCorruptError)

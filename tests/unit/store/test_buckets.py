@@ -21,8 +21,8 @@ from tests.store_samples import (
     settings_of,
     traces,
 )
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue import objects
-from vllm_tts_cache.catalogue.records import AUDIO
 from vllm_tts_cache.errors import (
     ConfigError,
     EncodingCorruptError,

@@ -37,7 +37,7 @@ from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerRequestError,
 )
-from vllm_tts_cache.store import audio_file, bundle_format
+from vllm_tts_cache.store import bundle_format, encoding
 from vllm_tts_cache.store.bundles import KEY_FILE, Bundles
 from vllm_tts_cache.tenants import Tenant
 
@@ -368,7 +368,7 @@ def test_what_decodes_otherwise_keeps_its_address(store, other, monkeypatch, num
     store.registrations.register(voice("Ann", decoded, **fields), decoded)
     its_key = replace(key(0), audio_sha256=sha)
     assert store.writer.publish(its_key, make_encoding(0))
-    decode_file = audio_file._decoded
+    decode_file = encoding._decoded
 
     def other_version(data, starts):
         audio = decode_file(data, starts)
@@ -376,7 +376,7 @@ def test_what_decodes_otherwise_keeps_its_address(store, other, monkeypatch, num
         return ReferenceAudio.of(samples, audio.sample_rate_hz, starts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(audio_file, "_decoded", other_version)
+        patched.setattr(encoding, "_decoded", other_version)
         exported = Bundles(store, SECRET).export("Ann")[1]
         samples = store.read_audio(sha).samples
     forged = packed(unsigned(entries(exported), language="en"))

@@ -21,10 +21,10 @@ from tests.store_samples import (
 )
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey
+from vllm_tts_cache.catalogue.records import IdempotencyKey
 from vllm_tts_cache.store.consents import NewConsent
 from vllm_tts_cache.store.encoding import EncodingKey
 

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from vllm_tts_cache import errors
+from vllm_tts_cache.audio.reference import AUDIO
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_consent_id
-from vllm_tts_cache.catalogue.records import AUDIO, IdempotencyKey
+from vllm_tts_cache.catalogue.records import IdempotencyKey
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
