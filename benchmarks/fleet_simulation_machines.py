@@ -411,10 +411,10 @@ class Replica:
         )
 
     def tts_cache_want(self, call: bytes) -> wire.WantAnswer:
-        return self._speakers.want(wire.decode(wire.WantCall, call), 0)
+        return self._speakers.want(msgspec.msgpack.decode(call, type=wire.WantCall), 0)
 
     def tts_cache_delete(self, call: bytes) -> wire.Deleted:
-        deletion = wire.decode(wire.DeleteCall, call)
+        deletion = msgspec.msgpack.decode(call, type=wire.DeleteCall)
         if deletion.everything:
             return self._speakers.delete_all()
         return self._speakers.delete(deletion.audio_sha256s)

@@ -3,6 +3,7 @@
 import pkgutil
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests import speaking
@@ -143,7 +144,8 @@ def test_the_worker_says_the_same_and_loads_no_encoders(refusing):
     assert model.tts_cache_speakers is None
     for method in rpc_methods.METHODS:
         [[answer]] = InProcessEngine(worker(model)).called(method.__name__)
-        assert wire.decode(wire.Unsupported, answer).reason == refusing.reason
+        unsupported = msgspec.msgpack.decode(answer, type=wire.Unsupported)
+        assert unsupported.reason == refusing.reason
 
 
 def test_a_batch_job_and_the_command_line_say_the_same(refusing, tmp_path, monkeypatch):

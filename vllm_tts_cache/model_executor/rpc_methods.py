@@ -16,6 +16,7 @@ would not fail. It would take memory that was promised to others.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm.model_executor.models import ModelRegistry
 from vllm_omni.diffusion.registry import register_diffusion_model
 from vllm_omni.engine import arg_utils
@@ -156,7 +157,7 @@ def _method(
             return wire.encode(wire.Unsupported(reason=reason))
         side.num_calls[name] += 1
         try:
-            call = [wire.decode(kind, each) for each in data]
+            call = [msgspec.msgpack.decode(each, type=kind) for each in data]
             act = answer if callable(answer) else getattr(type(side), answer)
             return wire.encode(act(side, *call, int(self.rank)))
         except Exception as exc:  # noqa: BLE001

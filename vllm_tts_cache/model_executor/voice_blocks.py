@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
+import msgspec
 from vllm.v1.engine.core import EngineCore
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
 from vllm_tts_cache import patch_once
-from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.speaker.rpc_client import DELETE
+from vllm_tts_cache.speaker.wire import DeleteCall
 
 
 class VoiceBlocks:
@@ -53,7 +54,7 @@ class VoiceBlocks:
             self._audio_of[block] = sha
         self._blocks[sha] |= blocks
 
-    def delete(self, call: wire.DeleteCall, requests: Iterable[Any]) -> None:
+    def delete(self, call: DeleteCall, requests: Iterable[Any]) -> None:
         """Evict the blocks of the audios of a call.
 
         Args:
@@ -120,7 +121,7 @@ def collective_rpc(
     # After the workers: until they delete, they could give a request its prompt.
     answer = _collective_rpc(self, method, timeout, args, kwargs)
     if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
-        call = wire.decode(wire.DeleteCall, *args)
+        call = msgspec.msgpack.decode(*args, type=DeleteCall)
         _voice_blocks(self.scheduler).delete(call, self.scheduler.requests.values())
     return answer
 

@@ -31,6 +31,7 @@ TIMEOUT_SECONDS = 30.0
 # Calls of one method at once: the host waits for each in a thread, and has few.
 MAX_CALLS = 2
 STATS_SECONDS = 0.5
+_NOT_OURS = (msgspec.MsgspecError, RecursionError, ValueError)
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -297,10 +298,12 @@ def _answers_of(method: Method[A], replica: Any) -> list[A]:
     for answer in replica:
         if not isinstance(answer, bytes):
             raise WorkerRPCError(f"{method.name}: {_reason(answer)}")
+        kinds = method.answer | wire.Unsupported | wire.Failed
         try:
-            found = wire.decode(method.answer, answer, *wire.REFUSALS)
-        except WorkerRPCError as exc:  # another version of this package, perhaps
-            raise WorkerRPCError(f"{method.name}: {exc}") from exc
+            found = msgspec.msgpack.decode(answer, type=kinds)
+        except _NOT_OURS as exc:  # another version of this package, perhaps
+            what = f"not the bytes of {method.answer.__name__}: {exc}"
+            raise WorkerRPCError(f"{method.name}: {what}") from exc
         if isinstance(found, wire.Unsupported):
             raise UnsupportedModelError(f"{method.name}: {found.reason}")
         if isinstance(found, wire.Failed):

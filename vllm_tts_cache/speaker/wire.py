@@ -7,19 +7,13 @@ checked whole where they arrive. A worker that cannot answer returns `Unsupporte
 """
 
 from enum import StrEnum
-from functools import cache, reduce
-from operator import or_
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.store.cache import TierStats
-
-S = TypeVar("S", bound=Struct)
-T = TypeVar("T", bound=Struct)
 
 # Upper bounds of the classes in which workers count durations: a fast GPU encodes in
 # milliseconds, the slowest CPU a long clip in minutes. One more class has no bound.
@@ -27,9 +21,6 @@ DURATION_BOUNDS_SECONDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0),
 )
-
-_NOT_OURS = (msgspec.MsgspecError, RecursionError, ValueError)
-_SHOWN_CHARS = 200
 
 
 class JobState(StrEnum):
@@ -322,38 +313,4 @@ class Failed(_Message, frozen=True):
     reason: str
 
 
-# What a worker may answer instead of a method's own answer.
-REFUSALS = Unsupported, Failed
-
 encode = msgspec.msgpack.encode  # a message as bytes
-
-
-def decode(kind: type[S], data: object, *others: type[T]) -> S | T:
-    """Read a message of one kind, or of one of the others.
-
-    Args:
-        kind: The struct that is expected.
-        data: What arrived; anything, as the host may have put an error in its place.
-        others: Structs that may come instead.
-
-    Raises:
-        WorkerRPCError: ``data`` is not the bytes of such a message.
-    """
-    name = kind.__name__
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise WorkerRPCError(f"expected the bytes of {name}, got {_shown(data)}")
-    try:
-        message: S | T = _decoder(kind, *others).decode(data)
-    except _NOT_OURS as exc:
-        raise WorkerRPCError(f"not the bytes of {name}: {_shown(exc)}") from exc
-    return message
-
-
-@cache
-def _decoder(*kinds: Any) -> "msgspec.msgpack.Decoder[Any]":
-    return msgspec.msgpack.Decoder(reduce(or_, kinds))
-
-
-def _shown(value: object) -> str:
-    text = str(value) if isinstance(value, Exception) else repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
