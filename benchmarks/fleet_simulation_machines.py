@@ -411,7 +411,9 @@ class Replica:
         )
 
     def tts_cache_want(self, call: bytes) -> wire.WantAnswer:
-        return self._speakers.want(msgspec.msgpack.decode(call, type=wire.WantCall), 0)
+        return self._speakers.queue.want(
+            msgspec.msgpack.decode(call, type=wire.WantCall), 0
+        )
 
     def tts_cache_delete(self, call: bytes) -> wire.Deleted:
         deletion = msgspec.msgpack.decode(call, type=wire.DeleteCall)

@@ -138,7 +138,7 @@ def prepare(speakers, ref, encoder_names, *, rank=0, **want):
 def wanted(speakers, ref, encoder_names, *, rank=0, **want):
     """Want encodings; what the worker says of each, ``QUEUED`` if nothing."""
     call = want_call(speakers, ref, encoder_names, **want)
-    said = {report.id: report for report in speakers.want(call, rank).reports}
+    said = {report.id: report for report in speakers.queue.want(call, rank).reports}
     return {
         name: said.get(new.id, WantReport(new.id, QUEUED))
         for name, new in zip(encoder_names, call.new, strict=True)

@@ -2,19 +2,17 @@ import itertools
 import threading
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from tests.waiting import Clock, wait_until
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.errors import EncodeError, EncodersChangedError
-from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import MAX_ASIDE_SECONDS, EncodeQueue
-from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.locks import KeyTurns
+from vllm_tts_cache.model_executor.encode_work import EncodeClock, EncodeJob, KeyTurns
+from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 
 WAIT = 60.0
 LEASE = 2.0
@@ -26,13 +24,16 @@ UNKNOWN: Any = "unknown"
 class Work:
     """Encodes when the gate is open; what is named in ``errors`` raises."""
 
-    def __init__(self):
+    def __init__(self, turns):
+        self.turns = turns
+        self.times = EncodeClock()
+        self.names = {}
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.errors = {}
         self.encoded = []
-        self.kept = {}
+        self.kept = set()
         self.threads = set()
         self.rest = 0.0
         self.failed = {}
@@ -40,44 +41,77 @@ class Work:
     def rest_seconds(self, encode_seconds):
         return self.rest
 
-    def is_done(self, job):
-        return (job.encoder_name in self.kept and not job.is_forced) or None
+    def job_of(self, want):
+        segment = Segment(want.segment)
+        name = self.names[want.audio_sha256]
+        return EncodeJob(
+            key=make_key(name),
+            encoder_name=name,
+            flows={(want.tenant, segment)},
+            segment=segment,
+            is_urgent=want.urgent,
+            is_forced=want.force,
+        )
 
-    def encode(self, job):
+    def do(self, job, is_stuck):
+        with self.turns.turn(job.key) as is_mine:
+            if not (is_mine or is_stuck):
+                return False
+            name = job.encoder_name
+            if job.is_forced or name not in self.kept:
+                self.encode(name)
+                self.kept.add(name)
+                self.failed.pop(name, None)
+        return True
+
+    def encode(self, name):
         self.threads.add(threading.current_thread())
         self.entered.release()
         assert self.gate.wait(WAIT)
-        if (error := self.errors.get(job.encoder_name)) is not None:
+        if (error := self.errors.get(name)) is not None:
             raise error
-        self.encoded.append(job.encoder_name)
-        return Encoding({"name": np.frombuffer(job.encoder_name.encode(), np.uint8)})
-
-    def keep(self, job, encoding):
-        self.kept[job.encoder_name] = encoding
-        self.failed.pop(job.encoder_name, None)
-        return True
+        self.encoded.append(name)
 
     def note_failed(self, job, reason):
         self.failed[job.encoder_name] = JobState.FAILED, reason
 
 
+class Report(NamedTuple):
+    """What is told of a want, or of a job: a `WantReport` without the want's id."""
+
+    state: JobState
+    reason: str = ""
+    encoding_seconds: float = 0.0
+
+
+def reports_of(answer):
+    return {
+        each.id: Report(each.state, each.reason, each.encoding_seconds)
+        for each in answer.reports
+    }
+
+
 class Rig:
     def __init__(self, directory):
-        self.work: Any = Work()
+        turns, self.other = (KeyTurns(directory / "turns.lock") for _ in range(2))
+        self.work: Any = Work(turns)
         self.clock = Clock()
         self.numbers = itertools.count(100)
-        turns, self.other = (KeyTurns(directory / "turns.lock") for _ in range(2))
         options: Any = {"max_waiting_inline": 64, "clock": self.clock}
-        self.queue = EncodeQueue(self.work, turns, **options)
+        self.queue = EncodeQueue(self.work, **options)
         self.elsewhere = ExitStack()  # what the other one has in hand
 
     def want(self, name="a", segment=REGISTERED, *, tenant="", client="client", **want):
         """Want it, under a new id if no number is given; what is said of it."""
         number = want.pop("number", None) or next(self.numbers)
-        what: Any = {"key": make_key(name), "encoder_name": name, "segment": segment}
-        job = EncodeJob(**what, flows={(tenant, segment)}, **want)
-        reports = self.queue.want(client, {number: job}, [], LEASE)[1]
-        return reports.get(number, Report(QUEUED))
+        key = make_key(name)
+        self.work.names[key.audio_sha256] = name
+        what: Any = {"id": number, "fingerprint": key.encoder_fingerprint}
+        what |= {"audio_sha256": key.audio_sha256, "tenant": tenant}
+        what |= {"urgent": False, "force": False, **want}
+        wanted = Want(segment=segment.value, **what)
+        answer = self.queue.want(WantCall(client, [wanted], [], LEASE), 0)
+        return reports_of(answer).get(number, Report(QUEUED))
 
     def look_at_one_elsewhere(self, segment=REGISTERED):
         """Another process has "a": it is wanted and looked at, and "b" is encoded."""
@@ -88,7 +122,8 @@ class Rig:
 
     def ask(self, *withdrawn, client="client", lease=LEASE):
         """What a client is told that wants nothing new."""
-        return self.queue.want(client, {}, withdrawn, lease)
+        answer = self.queue.want(WantCall(client, [], list(withdrawn), lease), 0)
+        return answer.knew_client, reports_of(answer)
 
     def look(self, name="a"):
         key, running = make_key(name), self.queue._running
@@ -207,7 +242,7 @@ ORDERS = {
 def test_jobs_are_encoded_in_turns(rig, wanted, encoded):
     rig.hold("in hand")
     for name, segment, urgent in wanted:
-        rig.want(name, segment, is_urgent=urgent)
+        rig.want(name, segment, urgent=urgent)
     rig.run()
     assert rig.work.encoded == ["in hand", *encoded]
 
@@ -217,10 +252,10 @@ def test_a_tenant_waits_for_one_job_of_each_other(rig, urgent):
     """One inline reference waited behind all 150 voices that another had asked for."""
     rig.hold("in hand")
     for number in range(4):
-        rig.want(f"acme {number}", tenant="acme", is_urgent=urgent)
-        rig.want(f"clip {number}", INLINE, tenant="acme", is_urgent=urgent)
-    rig.want("zenith 0", INLINE, tenant="zenith", is_urgent=urgent)
-    rig.want("zenith 1", tenant="zenith", is_urgent=urgent)
+        rig.want(f"acme {number}", tenant="acme", urgent=urgent)
+        rig.want(f"clip {number}", INLINE, tenant="acme", urgent=urgent)
+    rig.want("zenith 0", INLINE, tenant="zenith", urgent=urgent)
+    rig.want("zenith 1", tenant="zenith", urgent=urgent)
     rig.run()
     order = ["acme 0", "zenith 0", "clip 0", "zenith 1", "acme 1"]
     assert rig.work.encoded[:6] == ["in hand", *order]
@@ -288,16 +323,16 @@ def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
     rig.run()
     assert rig.work.encoded == ["a"]
     for _ in range(2):  # asking how far it is must not force it again
-        rig.want(is_forced=True, number=7)
+        rig.want(force=True, number=7)
         rig.run()
     assert rig.work.encoded == ["a", "a"]
 
 
 def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
     rig.hold()
-    assert rig.want(is_forced=True, number=1) == Report(QUEUED)
-    assert rig.want(is_forced=True, number=1) == Report(QUEUED)
-    assert rig.want(is_forced=True, number=2) == Report(QUEUED)
+    assert rig.want(force=True, number=1) == Report(QUEUED)
+    assert rig.want(force=True, number=1) == Report(QUEUED)
+    assert rig.want(force=True, number=2) == Report(QUEUED)
     assert rig.want().state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a", "a"]
@@ -305,8 +340,8 @@ def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
 
 
 def test_forcing_joins_an_encode_that_is_forced_already(rig):
-    rig.hold(is_forced=True)
-    assert rig.want(is_forced=True).state is ENCODING
+    rig.hold(force=True)
+    assert rig.want(force=True).state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a"]
 
@@ -336,7 +371,7 @@ def test_encoders_that_were_loaded_anew_are_no_failure_of_the_clip(rig):
 def test_a_key_that_another_process_has_holds_nobody_up(rig):
     rig.look_at_one_elsewhere()
     assert rig.look("a").state in (QUEUED, ENCODING)
-    rig.work.kept["a"] = rig.work.kept["b"]  # the other process finished
+    rig.work.kept.add("a")  # the other process finished
     rig.elsewhere.close()
     rig.clock.now += 1.0
     rig.want("c")
@@ -348,7 +383,7 @@ def test_after_an_encode_that_no_request_waits_for_only_urgent_ones_begin(rig):
     rig.work.rest = LEASE / 2
     rig.hold("a")
     rig.want("b")
-    rig.want("c", is_urgent=True)
+    rig.want("c", urgent=True)
     rig.work.gate.set()
     wait_until(lambda: rig.work.encoded == ["a", "c"])
     assert rig.look("b") == Report(QUEUED)
@@ -444,14 +479,14 @@ def test_a_paused_queue_ends_the_job_in_hand_and_begins_none(rig):
     opener.start()
     assert rig.queue.pause("asleep", WAIT)
     assert rig.work.encoded == ["in hand"]
-    assert rig.want("urgent", is_urgent=True) == Report(JobState.FAILED, "asleep")
+    assert rig.want("urgent", urgent=True) == Report(JobState.FAILED, "asleep")
     assert rig.want("new") == Report(QUEUED), "nobody waits for it"
     assert rig.queue.call(lambda: 7) == 7, "models are loaded meanwhile"
     assert rig.look("waiting") == Report(QUEUED)
     time.sleep(0.05)
     assert rig.work.encoded == ["in hand"]
     rig.queue.resume()
-    assert rig.want("urgent", is_urgent=True) == Report(QUEUED)
+    assert rig.want("urgent", urgent=True) == Report(QUEUED)
     rig.run()
     assert set(rig.work.encoded) == {"in hand", "waiting", "new", "urgent"}
 
@@ -473,18 +508,15 @@ def test_what_nobody_wants_any_more_after_a_pause_is_dropped(rig):
 # -------- the thread cannot die
 
 
-@pytest.mark.parametrize("method", ["is_done", "encode", "keep"])
 @pytest.mark.parametrize("reason", ["a bug", "RuntimeError()"])
-def test_whatever_raises_fails_its_job_only_with_a_reason(rig, method, reason):
-    text = [reason] if reason == "a bug" else []
-    setattr(rig.work, method, failing(RuntimeError(*text)))
+def test_whatever_raises_fails_its_job_only_with_a_reason(rig, reason):
+    rig.work.errors["a"] = RuntimeError(*[reason] if reason == "a bug" else [])
     rig.want("a")
     rig.run()
     assert rig.look("a") == Report(JobState.FAILED, reason)
-    delattr(rig.work, method)
     rig.want("b")
     rig.run()
-    assert rig.work.encoded[-1] == "b"
+    assert rig.work.encoded == ["b"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

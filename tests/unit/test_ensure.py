@@ -197,7 +197,7 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     await soon(lambda: rig.speakers.stats().waiting["inline"] == 1)
     registered = rig.begin(needs[150])
     [key] = await rig.ensurer.keys(needs[150])
-    line = rig.speakers._queue._line.jobs
+    line = rig.speakers.queue._line.jobs
     await soon(lambda: (job := line.get(key)) and job.is_urgent)
     order = order_of(rig.encoders[0])
     rig.encoders[0].gate.set()
@@ -496,7 +496,7 @@ async def test_a_worker_that_forgot_is_told_again(rig):
     held = await rig.hold(rig.need(names=("speaker",)))
     waiting = rig.begin(rig.need(1, ("speaker",)))
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 1)
-    rig.speakers._queue._drop_expired(float("inf"))
+    rig.speakers.queue._drop_expired(float("inf"))
     assert rig.speakers.stats().waiting["registered"] == 0
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 1)
     rig.encoders[0].gate.set()
@@ -614,7 +614,7 @@ async def test_wants_are_told_again_though_that_answer_was_lost(rig, monkeypatch
     needs = [rig.need(seed, ("speaker",)) for seed in range(3)]
     waits = [await rig.hold(needs[0]), *map(rig.begin, needs[1:])]
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 2)
-    rig.speakers._queue._drop_expired(float("inf"))
+    rig.speakers.queue._drop_expired(float("inf"))
     do_lose = True
     await soon(lambda: not do_lose)
     rig.encoders[0].gate.set()
@@ -630,7 +630,7 @@ async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):
     await soon(lambda: rig.speakers.stats().waiting["registered"] == 11)
     waits.append(rig.begin(needs[-1], tenant="acme"))
     [key] = await rig.ensurer.keys(needs[-1])
-    line = rig.speakers._queue._line.jobs
+    line = rig.speakers.queue._line.jobs
     await soon(lambda: len(line.get(key).flows) == 2)
     rig.encoders[0].gate.set()
     await asyncio.gather(*waits)

@@ -110,7 +110,7 @@ def test_a_want_that_means_nothing_fails_alone(speakers, ref, want, state, reaso
     call = want_call(speakers, ref, NAMES)
     bad = structs.replace(call.new[0], **want)
     call = structs.replace(call, new=[bad, call.new[1]])
-    (report,) = (r for r in speakers.want(call, 0).reports if r.id == bad.id)
+    (report,) = (r for r in speakers.queue.want(call, 0).reports if r.id == bad.id)
     assert report.state is state
     assert reason in report.reason
     wait_until_idle(speakers)
@@ -137,7 +137,7 @@ def test_an_encoding_that_nothing_keeps_is_a_failure(tmp_path, encoders, ref):
     shutil.rmtree(tmp_path / "partial", ignore_errors=True)
     (tmp_path / "partial").write_text("a file where the directory should be")
     prepare(speakers, ref, ["codec"])
-    (report,) = speakers.want(WantCall("a test", [], [], 1.0), 0).reports
+    (report,) = speakers.queue.want(WantCall("a test", [], [], 1.0), 0).reports
     assert report.state is FAILED
     assert "neither in memory nor on the disk" in report.reason
     assert num_encodes(speakers) == 1

@@ -2,32 +2,155 @@
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vllm_tts_cache import errors
+from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.model_executor.encode_line import (
-    EncodeClock,
-    EncodeJob,
-    Report,
-    ThreadCall,
-    WaitingLine,
-)
-from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
-from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.locks import Turns
+from vllm_tts_cache.model_executor.encode_work import EncodeJob, Flow, StoredEncodeWork
+from vllm_tts_cache.speaker.wire import JobState, WantAnswer, WantCall, WantReport
+from vllm_tts_cache.store.encoding import EncodingKey
 
+# After so many urgent jobs, one that no request waits for has its turn.
+MAX_URGENT_IN_A_ROW = 8
 # Another process that has a key's turn finishes, or dies and loses it. After this long
 # it counts as stuck; encoding the key twice is harmless.
 MAX_ASIDE_SECONDS = 120.0
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
-_READY = Report(JobState.READY)
 
 T = TypeVar("T")
+
+
+class WaitingLine:
+    """Jobs that wait, one a key, in the order of turns. Not thread-safe.
+
+    Tenants take turns, and within a tenant its registered voices and inline clips do:
+    many of either hold up the other, and another tenant, by one job. With more jobs
+    `audios` takes longer, and with more inline ones, which are bounded, their `add`.
+
+    Args:
+        max_inline: Inline audios that may wait at a time, each for all its jobs.
+
+    Attributes:
+        jobs: Those that wait, by key; changed by this class only.
+    """
+
+    def __init__(self, max_inline: int):
+        self._max_inline = max_inline
+        self.jobs: dict[EncodingKey, EncodeJob] = {}
+        self._of_audio = defaultdict[str, set[EncodingKey]](set)
+        self._inline = set[EncodingKey]()
+        self._aside: dict[EncodingKey, EncodeJob] = {}
+        # Urgent ones and others: flows in the order of their turns, jobs as they came.
+        self._lanes: dict[bool, OrderedDict[Flow, dict[EncodingKey, EncodeJob]]] = {
+            True: OrderedDict(),
+            False: OrderedDict(),
+        }
+        self._num_urgent_in_a_row = 0
+
+    def num_waiting(self) -> dict[Segment, int]:
+        """Return how many jobs wait, by segment."""
+        num_inline = len(self._inline)
+        num_registered = len(self.jobs) - num_inline
+        return {Segment.REGISTERED: num_registered, Segment.INLINE: num_inline}
+
+    def of_audio(self, audio_sha256: str) -> list[EncodeJob]:
+        """Return the jobs of an audio that wait."""
+        return [self.jobs[key] for key in self._of_audio.get(audio_sha256, ())]
+
+    def audios(self) -> set[str]:
+        """Return the audios of all jobs that wait; takes longer with more of them."""
+        return set(self._of_audio)
+
+    def add(self, job: EncodeJob) -> EncodeJob | None:
+        """Put a job behind those of its flow, or join the one of its key.
+
+        Returns: The job that waits; None if as many inline audios wait as may.
+        """
+        key, is_aside = job.key, job.key in self._aside
+        if (waiting := self.jobs.get(key)) is None:
+            if job.segment is Segment.INLINE and not is_aside:
+                inline = (each.audio_sha256 for each in self._inline)
+                if len({key.audio_sha256, *inline}) > self._max_inline:
+                    return None
+            waiting = job
+        else:
+            if job.is_urgent and not waiting.is_urgent and not is_aside:
+                self.remove(waiting)  # below it is added to the urgent lane
+            waiting.join(job)
+        self.jobs[key] = waiting
+        self._of_audio[key.audio_sha256].add(key)
+        if waiting.segment is Segment.INLINE:
+            self._inline.add(key)
+        else:
+            self._inline.discard(key)
+        if not is_aside:
+            for flow in waiting.flows:
+                self._lanes[waiting.is_urgent].setdefault(flow, {})[key] = waiting
+        return waiting
+
+    def put_aside(self, job: EncodeJob) -> None:
+        """Have a job that was popped wait until its ``not_before``."""
+        self._aside[job.key] = job
+        self.add(job)
+
+    def pop(self, now: float, *, only_urgent: bool = False) -> EncodeJob | float | None:
+        """Take the next job that may begin.
+
+        Args:
+            now: On the queue's clock.
+            only_urgent: Whether it must be one that a request waits for.
+
+        Returns: If there is none, the seconds until one that was put aside may begin;
+            None if none was.
+        """
+        for job in self._aside.values():  # as many as other processes encode now
+            if job.not_before <= now and job.is_urgent >= only_urgent:
+                self.remove(job)
+                return job
+        are_due = self._num_urgent_in_a_row < MAX_URGENT_IN_A_ROW
+        for is_urgent in (True,) if only_urgent else (are_due, not are_due):
+            if lane := self._lanes[is_urgent]:
+                in_a_row = self._num_urgent_in_a_row + 1
+                self._num_urgent_in_a_row = in_a_row if is_urgent else 0
+                tenant, segment = turn = next(iter(lane))
+                job = next(iter(lane[turn].values()))
+                # The next turn is another tenant's, or the other flow's.
+                others = [(tenant, other) for other in Segment if other is not segment]
+                for flow in filter(lane.__contains__, [*others, turn]):
+                    lane.move_to_end(flow)
+                self.remove(job)
+                return job
+        waits = [job.not_before - now for job in self._aside.values()]
+        return max(0.0, min(waits)) if waits else None
+
+    def remove(self, job: EncodeJob) -> None:
+        """Remove a job that waits."""
+        key, of_audio = job.key, self._of_audio[job.key.audio_sha256]
+        del self.jobs[key]
+        of_audio.remove(key)
+        if not of_audio:
+            del self._of_audio[key.audio_sha256]
+        self._inline.discard(key)
+        if self._aside.pop(key, None) is None:
+            lane = self._lanes[job.is_urgent]
+            for flow in job.flows:
+                del lane[flow][key]
+                if not lane[flow]:
+                    del lane[flow]
+
+
+@dataclass(slots=True, eq=False)
+class ThreadCall:
+    """A function for the encode thread to call, whose result its caller waits for."""
+
+    act: Callable[[], Any]
+    done: "futures.Future[Any]" = field(default_factory=futures.Future)
 
 
 @dataclass(slots=True)
@@ -42,7 +165,7 @@ class _Client:
 
     until: float = 0.0
     jobs: dict[int, EncodeJob] = field(default_factory=dict)
-    ended: dict[int, Report] = field(default_factory=dict)
+    ended: dict[int, WantReport] = field(default_factory=dict)
 
 
 class EncodeQueue:
@@ -55,25 +178,21 @@ class EncodeQueue:
 
     Args:
         work: Encodes, and stores encodings.
-        turns: Keep two processes from encoding one key at a time.
         max_waiting_inline: Inline audios that may wait; further ones are refused.
         clock: Monotonic seconds; leases run on it.
 
     Attributes:
-        times: How long encodes took and waited.
         num_finished: Jobs that ended, well or not, since the start; it never falls.
     """
 
     def __init__(
         self,
         work: StoredEncodeWork,
-        turns: Turns,
         *,
         max_waiting_inline: int,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._work = work
-        self._turns = turns
         self._clock = clock
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
@@ -88,62 +207,49 @@ class EncodeQueue:
         self.num_finished = 0
         self._num_refused = 0
         self._num_dropped = 0
-        self.times = EncodeClock()
 
-    def want(
-        self,
-        client_id: str,
-        new: Mapping[int, EncodeJob | Report],
-        withdrawn: Sequence[int],
-        lease_seconds: float,
-    ) -> tuple[bool, dict[int, Report]]:
+    def want(self, call: WantCall, rank: int) -> WantAnswer:
         """Queue a client's new wants, withdraw others, and report which have ended.
 
         Each answer reports an ended want until the client withdraws it, so a lost
-        answer loses no report. While the queue pauses, urgent wants fail.
-
-        Args:
-            client_id: Whose wants these are.
-            new: By id the job of a want, or how the want ends at once.
-            withdrawn: Ids of wants whose end is known, or that no request waits for.
-            lease_seconds: After so long without a call the client's wants are removed.
-
-        Returns: Whether the client was known, and reports by the wants' ids: of those
-            that have ended, and of those that are being encoded.
+        answer loses no report. While the queue pauses, urgent wants fail. Only rank 0
+        encodes; the others load what it publishes.
         """
+        num_finished = self.num_finished
+        if rank:
+            return WantAnswer(rank, True, [], num_finished)
+        new = {want.id: self._work.job_of(want) for want in call.new}
         with self._changed:
-            now = self._clock()
-            is_known = client_id in self._clients
-            client = self._clients.setdefault(client_id, _Client())
-            client.until = now + lease_seconds
-            for number in withdrawn:
+            now, name = self._clock(), call.client_id
+            is_known = name in self._clients
+            client = self._clients.setdefault(name, _Client())
+            client.until = now + call.lease_seconds
+            for number in call.withdrawn:
                 client.ended.pop(number, None)
                 if number in client.jobs:
-                    self._withdraw(client_id, client, number)
+                    self._withdraw(name, client, number)
             for number, job in new.items():
                 if number in client.ended:  # the answer that reported it was lost
                     continue
-                if isinstance(job, Report):
+                if isinstance(job, WantReport):
                     client.ended[number] = job
-                    continue
-                job.wanted_by.add((client_id, number))
-                job.queued_at = now
-                joined = self._running_or_queued(job)
-                if isinstance(joined, Report):
-                    client.ended[number] = joined
                 else:
-                    client.jobs[number] = joined
-                if job.is_in_memory and job.is_urgent:  # others wait until it is stored
-                    client.ended[number] = _READY
+                    job.queued_at = now
+                    job.wanted_by.add((name, number))
+                    self._join(client, number, job)
             if client.jobs:
                 self._start_thread()
                 self._changed.notify_all()
-            if (running := self._running) is None:
-                return is_known, client.ended.copy()
-            seconds = now - running.began_at
-            report = Report(JobState.ENCODING, encoding_seconds=seconds)
-            of_client = [n for name, n in running.wanted_by if name == client_id]
-            return is_known, dict.fromkeys(of_client, report) | client.ended
+            reports = client.ended
+            if (running := self._running) is not None:
+                seconds = now - running.began_at
+                encoding = {
+                    number: WantReport(number, JobState.ENCODING, "", seconds)
+                    for client_id, number in running.wanted_by
+                    if client_id == name
+                }
+                reports = encoding | reports
+            return WantAnswer(rank, is_known, list(reports.values()), num_finished)
 
     def delete(self, audio_sha256s: Collection[str]) -> list[str]:
         """Delete the jobs of these audios; return which audios are being encoded."""
@@ -151,7 +257,7 @@ class EncodeQueue:
             for sha in audio_sha256s:
                 for job in self._line.of_audio(sha):
                     self._line.remove(job)
-                    self._end(job, Report(JobState.NO_AUDIO, "it was deleted"))
+                    self._end(job, JobState.NO_AUDIO, "it was deleted")
             running = self._running
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []
@@ -176,7 +282,7 @@ class EncodeQueue:
         call = ThreadCall(act)
         with self._changed:
             if self._is_closed:
-                call.give_up()
+                call.done.set_exception(_closed())
             else:
                 self._calls.append(call)
                 self._start_thread()
@@ -212,7 +318,7 @@ class EncodeQueue:
         with self._changed:
             self._is_closed = True
             for call in self._calls:
-                call.give_up()
+                call.done.set_exception(_closed())
             self._calls.clear()
             self._changed.notify_all()
         if self._thread is not None:
@@ -229,8 +335,8 @@ class EncodeQueue:
                 "refused": self._num_refused,
             }
 
-    def _running_or_queued(self, job: EncodeJob) -> EncodeJob | Report:
-        """Return the job for a want, which runs or waits; else why there is none."""
+    def _join(self, client: _Client, number: int, job: EncodeJob) -> None:
+        """Have a want wait for the job of its key that runs or waits, or end it."""
         running = self._running
         # A running job may end without the encode that the new one forces.
         if (
@@ -239,16 +345,20 @@ class EncodeQueue:
             and running.is_forced >= job.is_forced
         ):
             running.join(job)
-            return running
-        if self._pause_reason is not None and job.is_urgent:
-            return Report(JobState.FAILED, self._pause_reason)
-        if (waiting := self._line.add(job)) is None:
-            self._drop_expired(self._clock())  # those that left make room
-            waiting = self._line.add(job)
-        if waiting is None:
-            self._num_refused += 1
-            return Report(JobState.REFUSED)
-        return waiting
+            client.jobs[number] = running
+        elif (reason := self._pause_reason) is not None and job.is_urgent:
+            client.ended[number] = WantReport(number, JobState.FAILED, reason)
+        else:
+            if (waiting := self._line.add(job)) is None:
+                self._drop_expired(self._clock())  # those that left make room
+                waiting = self._line.add(job)
+            if waiting is not None:
+                client.jobs[number] = waiting
+            else:
+                self._num_refused += 1
+                client.ended[number] = WantReport(number, JobState.REFUSED)
+        if job.is_in_memory and job.is_urgent:  # others wait until it is stored
+            client.ended[number] = WantReport(number, JobState.READY)
 
     def _drop_expired(self, now: float) -> None:
         expired = [name for name, client in self._clients.items() if client.until < now]
@@ -265,12 +375,12 @@ class EncodeQueue:
             self._line.remove(job)
             self._num_dropped += 1
 
-    def _end(self, job: EncodeJob, report: Report) -> None:
+    def _end(self, job: EncodeJob, state: JobState, reason: str) -> None:
         """Note, for the clients that want a job, how it ended."""
         for client_id, number in job.wanted_by:
             client = self._clients.get(client_id)
             if client is not None and client.jobs.pop(number, None) is not None:
-                client.ended[number] = report
+                client.ended[number] = WantReport(number, state, reason)
 
     # -------- on the thread
 
@@ -293,26 +403,35 @@ class EncodeQueue:
 
     def _step(self) -> None:
         """Wait for a call or a job that may begin, and do it."""
-        if isinstance(job := self._next(), ThreadCall):
-            job.run()
-            return
-        if job is None:
-            return
-        report: Report | None = Report(JobState.FAILED, "the encode thread ended")
-        began_at = self._clock()
+        job = self._next()
+        if isinstance(job, ThreadCall):
+            try:
+                job.done.set_result(job.act())
+            except BaseException as exc:  # noqa: BLE001  the caller gets it
+                is_error = isinstance(exc, Exception)
+                error = exc if is_error else errors.EncodeError(repr(exc))
+                job.done.set_exception(error)
+        elif job is not None:
+            self._do(job)
+
+    def _do(self, job: EncodeJob) -> None:
+        ended: tuple[JobState, str] | None = JobState.FAILED, "the encode thread ended"
+        began_at, since = self._clock(), job.aside_since
+        is_stuck = since is not None and began_at - since > MAX_ASIDE_SECONDS
         try:
-            report = self._result(job)
+            is_done = self._work.do(job, is_stuck=is_stuck)
+            ended = (JobState.READY, "") if is_done else None
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
-            report = self._failure(job, exc)
+            ended = self._failure(job, exc)
         finally:
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
-                if report is None:
+                if ended is None:
                     self._put_aside(job)
                 else:
                     self.num_finished += 1
-                    self._end(job, report)
+                    self._end(job, *ended)
         if not job.is_urgent:
             now = self._clock()
             self._rests_until = now + self._work.rest_seconds(now - began_at)
@@ -337,23 +456,7 @@ class EncodeQueue:
                 self._changed.wait(self._rests_until - now if is_resting else found)
         return None
 
-    def _result(self, job: EncodeJob) -> Report | None:
-        """Do the job; returns None if another process has its key's turn."""
-        with self._turns.turn(job.key) as is_mine:
-            since = job.aside_since
-            is_stuck = since is not None and self._clock() - since > MAX_ASIDE_SECONDS
-            if not (is_mine or is_stuck):
-                return None
-            if not self._work.is_done(job):
-                began_at = self._clock()
-                encoding = self._work.encode(job)
-                encode_seconds = self._clock() - began_at
-                queue_seconds = began_at - job.queued_at
-                self.times.add(job, encode_seconds, queue_seconds)
-                self._work.keep(job, encoding)
-        return _READY
-
-    def _failure(self, job: EncodeJob, exc: Exception) -> Report:
+    def _failure(self, job: EncodeJob, exc: Exception) -> tuple[JobState, str]:
         reason = str(exc) or repr(exc)
         self._warnings.warn_of(
             f"encoding: {type(exc).__name__}",
@@ -363,18 +466,18 @@ class EncodeQueue:
             errors.log_text_of(exc),
         )
         if isinstance(exc, errors.AudioGoneError):
-            return Report(JobState.NO_AUDIO, reason)
+            return JobState.NO_AUDIO, reason
         if isinstance(exc, errors.AWAY):
-            return Report(JobState.AWAY, reason)
-        self.times.num_failed[job.encoder_name] += 1
+            return JobState.AWAY, reason
+        self._work.times.num_failed[job.encoder_name] += 1
         if isinstance(exc, errors.EncodersChangedError):
-            return Report(JobState.NO_ENCODER)
+            return JobState.NO_ENCODER, ""
         self._work.note_failed(job, reason)
-        return Report(JobState.FAILED, reason)
+        return JobState.FAILED, reason
 
     def _put_aside(self, job: EncodeJob) -> None:
         now = self._clock()
-        job.not_before = now + self._turns.look_again_seconds
+        job.not_before = now + self._work.turns.look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
         if (waiting := self._line.jobs.get(job.key)) is not None:  # forced meanwhile
             self._line.remove(waiting)
@@ -385,3 +488,7 @@ class EncodeQueue:
             self._line.put_aside(job)
         else:
             self._num_dropped += 1
+
+
+def _closed() -> errors.EncodeError:
+    return errors.EncodeError("the encode thread is closed")

@@ -1,17 +1,25 @@
 """What the encode thread does for a job: read the audio, encode it, keep the result.
 
-It computes on a device with a stream, memory and a CPU priority of its own.
+It computes on a device with a stream, memory and a CPU priority of its own, in the turn
+that processes take for a key.
 """
 
+import fcntl
 import math
 import os
+import secrets
+import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import wraps
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import psutil
@@ -19,19 +27,31 @@ import torch
 
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
+from vllm_tts_cache.catalogue import leases
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import (
     AudioGoneError,
     EncodeError,
     EncodersChangedError,
     StorageError,
 )
+from vllm_tts_cache.files import FILE_MODE, make_directory
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.model_executor.encode_line import EncodeJob
+from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.precision import computed_on, lower_priority
 from vllm_tts_cache.speaker.reference import ReferenceEncoder
+from vllm_tts_cache.speaker.wire import JobState, Want, WantReport
 from vllm_tts_cache.store.cache import EncodingCache
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import ADDRESS, Encoding, EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+_SEGMENTS = frozenset(segment.value for segment in Segment)
+# struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
+# of the process, so that closing another descriptor of it does not release it.
+_FLOCK = struct.Struct("hhqqi4x")
+_KEY_BITS = 62
+_FILE_NAME = "turns.lock"
 
 _MIB = 1024**2
 _ERROR_MODE_PLACE = 3  # among the arguments of torch.cuda.graph
@@ -47,6 +67,214 @@ _WARM_UP_RATE_HZ = 48_000
 IDLE_CORES = 0.7
 REST_PER_ENCODE = 2.0
 MAX_REST_SECONDS = 10.0
+
+Flow = tuple[str, Segment]  # a tenant, and the segment of its jobs
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EncodeJob:
+    """One encode of one audio, for all clients that want it.
+
+    Attributes:
+        flows: Those that it waits in; it is encoded in the first turn of any.
+        segment: Whose budget the encoding counts against: that of registered voices if
+            it waits for one.
+        is_urgent: Whether a request waits for it, and not only a precompute.
+        is_forced: Whether it is encoded although the encoding is stored.
+        is_in_memory: Whether the encoding exists, and only its file is missing.
+        wanted_by: The client's id and the want's id of each want.
+        queued_at: When it was wanted first, in monotonic seconds, as all times here.
+        began_at: When the encode thread took it.
+        not_before: When to try again, if another process has the turn of its key.
+        aside_since: When another process was first seen to have that turn.
+    """
+
+    key: EncodingKey
+    encoder_name: str
+    flows: set[Flow]
+    segment: Segment
+    is_urgent: bool = False
+    is_forced: bool = False
+    is_in_memory: bool = False
+    wanted_by: set[tuple[str, int]] = field(default_factory=set)
+    queued_at: float = 0.0
+    began_at: float = 0.0
+    not_before: float = 0.0
+    aside_since: float | None = None
+
+    def join(self, other: "EncodeJob") -> None:
+        """Add the wants of another job with the same key."""
+        self.flows |= other.flows
+        if other.segment is Segment.REGISTERED:
+            self.segment = other.segment
+        self.is_urgent |= other.is_urgent
+        self.is_forced |= other.is_forced
+        self.wanted_by |= other.wanted_by
+
+
+class EncodeClock:
+    """Counts encodes by encoder and segment since the start; any thread may ask.
+
+    Attributes:
+        num_encodes: Finished encodes, by encoder.
+        num_failed: Failed ones, by encoder.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By encoder, segment and what took so long; counts by the duration's class too.
+        self._seconds = defaultdict[tuple[str, Segment, str], float](float)
+        self._counts = Counter[tuple[str, Segment, str, int]]()
+        self.num_encodes, self.num_failed = Counter[str](), Counter[str]()
+
+    def add(self, job: EncodeJob, encode_seconds: float, queue_seconds: float) -> None:
+        """Count a successful encode, and how long its job waited before."""
+        self.num_encodes[job.encoder_name] += 1
+        with self._lock:
+            for what, seconds in ("encode", encode_seconds), ("queue", queue_seconds):
+                of = job.encoder_name, job.segment, what
+                # A bound counts what is as long as it.
+                number = bisect_left(wire.DURATION_BOUNDS_SECONDS, seconds)
+                self._counts[(*of, number)] += 1
+                self._seconds[of] += seconds
+
+    def times(self) -> list[wire.EncodeTimes]:
+        """Return what was counted so far."""
+        classes = range(len(wire.DURATION_BOUNDS_SECONDS) + 1)
+        with self._lock:
+            made = {
+                of: wire.Durations([self._counts[(*of, n)] for n in classes], seconds)
+                for of, seconds in self._seconds.items()
+            }
+        return [
+            wire.EncodeTimes(
+                encoder=encoder,
+                segment=segment.value,
+                encode=durations,
+                queue=made[encoder, segment, "queue"],
+            )
+            for (encoder, segment, what), durations in made.items()
+            if what == "encode"
+        ]
+
+
+class KeyTurns:
+    """Turns by key among processes, each a locked byte of one file.
+
+    They save work and are not needed for correctness: publishing an encoding twice is
+    harmless. A turn ends with its process, however that ends.
+
+    Args:
+        path: The lock file; made if missing, and never grows.
+
+    Attributes:
+        look_again_seconds: How long to wait before `turn` is asked for again.
+    """
+
+    look_again_seconds = 0.1
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._handle = -1
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+        _turns.add(self)
+
+    @contextmanager
+    def turn(self, key: EncodingKey) -> Generator[bool, None, None]:
+        """Hold the key's turn in the block; yields False if another one has it.
+
+        Never waits. Where the file cannot be locked, each caller has the turn.
+        """
+        # Both parts are hashes already.
+        number = int(key.audio_sha256[:16], 16) ^ int(key.encoder_fingerprint[:16], 16)
+        byte = number % (1 << _KEY_BITS)
+        with self._lock:
+            # Threads share the open file, and with it the lock.
+            is_mine = byte not in self._taken and self._take(byte)
+            if is_mine:
+                self._taken.add(byte)
+        try:
+            yield is_mine
+        finally:
+            with self._lock:
+                if is_mine and byte in self._taken:  # `close` has released it, too
+                    self._taken.remove(byte)
+                    with suppress(OSError, ValueError):  # it could not be opened
+                        released = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
+                        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, released)
+
+    def close(self) -> None:
+        """Release every turn."""
+        with self._lock:
+            if self._handle >= 0:
+                os.close(self._handle)
+            self._handle = -1
+            self._taken.clear()
+
+    def _take(self, byte: int) -> bool:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            if self._handle < 0:
+                make_directory(self._path.parent)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._handle = os.open(self._path, flags, FILE_MODE)
+            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, wanted)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # turns save work; nothing depends on them
+        return True
+
+
+_turns: "WeakSet[KeyTurns]" = WeakSet()
+
+
+def _release_in_child() -> None:
+    # The child shares the open file: with it it would hold a dead parent's turns.
+    for turns in list(_turns):
+        turns._lock = threading.Lock()
+        turns.close()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+class LeasedTurns:
+    """Turns as of `KeyTurns` among several machines: leases in their catalogue."""
+
+    # Each attempt is two queries to a server that a whole fleet uses.
+    look_again_seconds = 0.5
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    @contextmanager
+    def turn(self, key: EncodingKey) -> Generator[bool, None, None]:
+        """Hold the key's turn in the block; yields False if another one has it.
+
+        While the catalogue fails, each caller has the turn.
+        """
+        holder = secrets.token_hex(8)  # this process may take the next turn
+        is_mine = True
+        with suppress(StorageError), self._database.read() as db:
+            is_mine = leases.take_turn(db, key.digest, holder)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                with suppress(StorageError), self._database.read() as db:
+                    leases.give_turn_back(db, key.digest, holder)
+
+
+Turns = KeyTurns | LeasedTurns
+
+
+def open_turns(settings: Settings, database: Database) -> Turns:
+    """Return the turns that all processes of a catalogue share."""
+    if database.backend.has_leases:
+        return LeasedTurns(database)
+    return KeyTurns(settings.samples_dir / _FILE_NAME)
 
 
 class EncodeDevice:
@@ -220,6 +448,10 @@ class StoredEncodeWork:
         cache: Gets the encodings.
         store: Has the reference audio.
         device: The encoders' device.
+        turns: Keep two processes from encoding one key at a time.
+
+    Attributes:
+        times: How long encodes took and waited.
     """
 
     def __init__(
@@ -229,12 +461,14 @@ class StoredEncodeWork:
         cache: EncodingCache,
         store: SpeakerStore,
         device: EncodeDevice,
+        turns: Turns,
     ):
         self._encoders = dict(encoders)
         self._cache = cache
         self._store = store
         self._device = device
-        self.num_encodes: Counter[str] = Counter()
+        self.turns = turns
+        self.times = EncodeClock()
 
     def load(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]
@@ -264,45 +498,67 @@ class StoredEncodeWork:
         for encoder in self._encoders.values():
             self._device.run(encoder, audio)
 
-    def is_done(self, job: EncodeJob) -> bool:
-        """Tell whether the encoding exists; one that was only in memory is stored."""
-        if job.is_forced:
-            return False
-        if self._cache.is_stored(job.key):
-            return True
-        if job.is_in_memory:
-            key, segment, since = job.key, job.segment, self._cache.memory.num_deletes
-            found = self._cache.get(key, segment)
-            return bool(found and self._cache.put(key, found, segment, since=since))
-        # Another machine may have made it.
-        has_copies = self._store.copies is not None
-        return has_copies and self._cache.load(job.key, job.segment)
+    def job_of(self, want: Want) -> EncodeJob | WantReport:
+        """Return what is to be done for a want, or how it ends at once."""
+        failed = partial(WantReport, want.id, JobState.FAILED)
+        encoders = self._encoders.items()
+        names = (n for n, e in encoders if e.fingerprint == want.fingerprint)
+        if (name := next(names, None)) is None:
+            return WantReport(want.id, JobState.NO_ENCODER)
+        if ADDRESS.fullmatch(want.audio_sha256) is None:
+            return failed("not a content address")
+        if want.segment not in _SEGMENTS:
+            return failed(f"no segment {want.segment!r}")
+        key = EncodingKey(
+            audio_sha256=want.audio_sha256, encoder_fingerprint=want.fingerprint
+        )
+        if not want.force and self._cache.is_stored(key):
+            return WantReport(want.id, JobState.READY)
+        segment = Segment(want.segment)
+        return EncodeJob(
+            key=key,
+            encoder_name=name,
+            flows={(want.tenant, segment)},
+            segment=segment,
+            is_urgent=want.urgent,
+            is_forced=want.force,
+            is_in_memory=not want.force and self._cache.memory.contains(key),
+        )
 
-    def encode(self, job: EncodeJob) -> Encoding:
-        """Make the encoding. Raises: AudioGoneError, EncodeError, StorageError."""
-        job.since = self._cache.memory.num_deletes
-        audio = self._store.read_audio(job.key.audio_sha256)
-        if audio is None:
-            raise AudioGoneError
-        encoder = self._encoders.get(job.encoder_name)
-        if encoder is None or encoder.fingerprint != job.key.encoder_fingerprint:
-            raise EncodersChangedError
-        encoding = self._device.run(encoder, audio)
-        self.num_encodes[job.encoder_name] += 1
-        return encoding
+    def do(self, job: EncodeJob, *, is_stuck: bool = False) -> bool:
+        """Store the encoding on disk and in memory; where one fails, in the other.
 
-    def keep(self, job: EncodeJob, encoding: Encoding) -> None:
-        """Store the encoding, on disk and in memory; where one fails, in the other.
+        Args:
+            job: Which encoding.
+            is_stuck: Whether to do it although another process has the key's turn.
+
+        Returns: False, at once, if another process has the key's turn.
 
         Raises:
-            AudioGoneError: Its audio was deleted meanwhile.
-            EncodeError: Neither has room for it.
+            AudioGoneError: The audio is not stored (any more).
+            EncodersChangedError: Other encoders were loaded.
+            EncodeError: The encoder failed, or nothing has room for the encoding.
+            StorageError: The audio could not be read.
         """
-        if self._cache.put(job.key, encoding, job.segment, since=job.since):
-            return
-        if not self._store.has_audio(job.key.audio_sha256):
-            raise AudioGoneError
-        raise EncodeError("its encoding fits neither in memory nor on the disk")
+        key = job.key
+        with self.turns.turn(key) as is_mine:
+            if not (is_mine or is_stuck):
+                return False
+            if not job.is_forced and self._is_done(job):
+                return True
+            began_at, since = time.monotonic(), self._cache.memory.num_deletes
+            if (audio := self._store.read_audio(key.audio_sha256)) is None:
+                raise AudioGoneError
+            encoder = self._encoders.get(job.encoder_name)
+            if encoder is None or encoder.fingerprint != key.encoder_fingerprint:
+                raise EncodersChangedError
+            encoding = self._device.run(encoder, audio)
+            self.times.add(job, time.monotonic() - began_at, began_at - job.queued_at)
+            if not self._cache.put(key, encoding, job.segment, since=since):
+                if not self._store.has_audio(key.audio_sha256):
+                    raise AudioGoneError
+                raise EncodeError("its encoding fits neither in memory nor on the disk")
+        return True
 
     def note_failed(self, job: EncodeJob, reason: str) -> None:
         """Store why a registered voice's encode failed, until one succeeds."""
@@ -319,3 +575,15 @@ class StoredEncodeWork:
         if self._device.num_idle_cores() >= IDLE_CORES:
             return 0.0
         return min(REST_PER_ENCODE * encode_seconds, MAX_REST_SECONDS)
+
+    def _is_done(self, job: EncodeJob) -> bool:
+        """Tell whether the encoding exists; one that was only in memory is stored."""
+        if self._cache.is_stored(job.key):
+            return True
+        if job.is_in_memory:
+            key, segment, since = job.key, job.segment, self._cache.memory.num_deletes
+            found = self._cache.get(key, segment)
+            return bool(found and self._cache.put(key, found, segment, since=since))
+        # Another machine may have made it.
+        has_copies = self._store.copies is not None
+        return has_copies and self._cache.load(job.key, job.segment)

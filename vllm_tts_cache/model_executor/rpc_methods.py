@@ -186,7 +186,12 @@ def _stats(speakers: "WorkerEncodings", rank: int) -> wire.WorkerStats:
 
 METHODS = (
     _method("tts_cache_describe", SPEAKERS, "describe", wire.DescribeCall),
-    _method("tts_cache_want", SPEAKERS, "want", wire.WantCall),
+    _method(
+        "tts_cache_want",
+        SPEAKERS,
+        lambda its, call, rank: its.queue.want(call, rank),
+        wire.WantCall,
+    ),
     _method("tts_cache_encoding", SPEAKERS, "encoding", wire.EncodingCall),
     _method("tts_cache_delete", SPEAKERS, _delete, wire.DeleteCall),
     _method(

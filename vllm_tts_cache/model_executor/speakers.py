@@ -17,9 +17,12 @@ from vllm_tts_cache.audio.reference import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError, TTSCacheError
 from vllm_tts_cache.logs import ThrottledLog, logger
-from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
-from vllm_tts_cache.model_executor.encode_work import EncodeDevice, StoredEncodeWork
+from vllm_tts_cache.model_executor.encode_work import (
+    EncodeDevice,
+    StoredEncodeWork,
+    open_turns,
+)
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
 from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef, encoders_id
 from vllm_tts_cache.speaker.wire import (
@@ -28,22 +31,11 @@ from vllm_tts_cache.speaker.wire import (
     Described,
     EncodingAnswer,
     EncodingCall,
-    JobState,
     SpeakerStats,
-    Want,
-    WantAnswer,
-    WantCall,
-    WantReport,
 )
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.directory import StoreDirectory, remove_tree
-from vllm_tts_cache.store.encoding import (
-    ADDRESS,
-    Encoding,
-    EncodingKey,
-    encoding_to_bytes,
-)
-from vllm_tts_cache.store.locks import open_turns
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.recovery import recover_aside
 
@@ -62,7 +54,6 @@ _ASKED_AGAIN_SECONDS = 5.0
 
 MAX_FAILED_PROMPTS = 4096
 _MAX_CAUSE_CHARACTERS = 500
-_SEGMENTS = frozenset(segment.value for segment in Segment)
 _ASLEEP = "the model is asleep; wake it up first"
 _SLEEP_TIMEOUT_SECONDS = 10.0
 # What the host appends to the id that the API process gave a request.
@@ -195,6 +186,7 @@ class WorkerEncodings:
             prompt, so all of them ask for the same prompts in the same order.
 
     Attributes:
+        queue: Has the encodings made that clients want.
         fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
         num_calls: How often each method of the RPC was called.
         num_prompts: Requests that got their speaker prompt, from here or from their KV.
@@ -219,13 +211,12 @@ class WorkerEncodings:
             cache=self._cache,
             store=store,
             device=EncodeDevice(device),
+            turns=open_turns(settings, store.database),
         )
-        self._queue = EncodeQueue(
-            self._work,
-            open_turns(settings, store.database),
-            max_waiting_inline=settings.max_waiting_inline,
+        self.queue = EncodeQueue(
+            self._work, max_waiting_inline=settings.max_waiting_inline
         )
-        self.encode_times = self._queue.times.times
+        self.encode_times = self._work.times.times
         # This machine's copies may be of audio that was deleted meanwhile.
         self._recovering = (
             recover_aside(store.recover_copies) if ranks.is_first else None
@@ -254,25 +245,25 @@ class WorkerEncodings:
 
         Raises: Whatever ``load`` raises.
         """
-        return self._queue.call(lambda: self._work.load(load))
+        return self.queue.call(lambda: self._work.load(load))
 
     def warm_up(self, timeout_seconds: float) -> None:
         """Have the encode thread encode noise once; see `StoredEncodeWork.warm_up`.
 
         Raises: EncodeError, TimeoutError.
         """
-        self._queue.call(self._work.warm_up, timeout_seconds)
+        self.queue.call(self._work.warm_up, timeout_seconds)
 
     # -------- for the worker's sleep
 
     def sleep(self) -> None:
         """Encode nothing until `wake_up`: others may use the free memory meanwhile."""
-        if not self._queue.pause(_ASLEEP, _SLEEP_TIMEOUT_SECONDS):
+        if not self.queue.pause(_ASLEEP, _SLEEP_TIMEOUT_SECONDS):
             logger.warning("The model sleeps while a reference is still encoded.")
 
     def wake_up(self) -> None:
         """Encode again."""
-        self._queue.resume()
+        self.queue.resume()
 
     # -------- for the talker
 
@@ -333,24 +324,6 @@ class WorkerEncodings:
         id_, place = self.store_id.id, self.store_id.place
         return Described(rank, self.fingerprints, id_, place)
 
-    def want(self, call: WantCall, rank: int) -> WantAnswer:
-        """Queue a client's new wants, and report which have ended; returns at once.
-
-        Only rank 0 encodes; the others load what it publishes.
-        """
-        num_finished = self._queue.num_finished
-        if rank:
-            return WantAnswer(rank, True, [], num_finished)
-        new = {want.id: self._job(want) for want in call.new}
-        is_known, reports = self._queue.want(
-            call.client_id, new, call.withdrawn, call.lease_seconds
-        )
-        reports_to_send = [
-            WantReport(number, report.state, report.reason, report.encoding_seconds)
-            for number, report in reports.items()
-        ]
-        return WantAnswer(rank, is_known, reports_to_send, num_finished)
-
     def failed(self, request_ids: Iterable[str]) -> dict[str, str]:
         """Return the cause by request id, for requests whose prompt was missing.
 
@@ -381,7 +354,7 @@ class WorkerEncodings:
         which another thread removes.
         """
         num_entries = sum(self._cache.memory.delete(sha) for sha in audio_sha256s)
-        busy = self._queue.delete(frozenset(audio_sha256s))
+        busy = self.queue.delete(frozenset(audio_sha256s))
         copies = self._copies
         remaining = [] if copies is None else copies.remaining(audio_sha256s)
         busy += [sha for sha in remaining if sha not in busy]
@@ -390,17 +363,17 @@ class WorkerEncodings:
     def delete_all(self) -> Deleted:
         """Delete all audios, as `delete` does some."""
         num_entries = self._cache.memory.delete_all()
-        busy = self._queue.delete(self._queue.audios())
+        busy = self.queue.delete(self.queue.audios())
         return Deleted(num_entries=num_entries, busy=busy)
 
     def stats(self) -> SpeakerStats:
         """Return counters and sizes; nothing is looked up on disk."""
-        num_failed = self._queue.times.num_failed
+        times = self._work.times
         return SpeakerStats(
             **self._cache.stats(),
-            **self._queue.stats(),
-            encodes={name: self._work.num_encodes[name] for name in self.fingerprints},
-            failed_encodes={name: num_failed[name] for name in self.fingerprints},
+            **self.queue.stats(),
+            encodes={name: times.num_encodes[name] for name in self.fingerprints},
+            failed_encodes={name: times.num_failed[name] for name in self.fingerprints},
             disk_evictions=dict(self._store.writer.evictions.snapshot()),
             bucket=self._store.bucket_counts(),
             prompts=self.num_prompts,
@@ -410,7 +383,7 @@ class WorkerEncodings:
 
     def close(self) -> None:
         """End the threads, the encode thread after its running job, and the store."""
-        self._queue.close()
+        self.queue.close()
         self._recency.close()
         if self._copies is not None:
             self._copies.close()
@@ -426,28 +399,3 @@ class WorkerEncodings:
         sha = ref.audio_sha256
         key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
         return self._cache.get(key, ref.segment)
-
-    def _job(self, want: Want) -> EncodeJob | Report:
-        """Return what is to be done for a want, or how it ends at once."""
-        names = (n for n, f in self.fingerprints.items() if f == want.fingerprint)
-        if (name := next(names, None)) is None:
-            return Report(JobState.NO_ENCODER)
-        if ADDRESS.fullmatch(want.audio_sha256) is None:
-            return Report(JobState.FAILED, "not a content address")
-        if want.segment not in _SEGMENTS:
-            return Report(JobState.FAILED, f"no segment {want.segment!r}")
-        key = EncodingKey(
-            audio_sha256=want.audio_sha256, encoder_fingerprint=want.fingerprint
-        )
-        if not want.force and self._cache.is_stored(key):
-            return Report(JobState.READY)
-        segment = Segment(want.segment)
-        return EncodeJob(
-            key=key,
-            encoder_name=name,
-            flows={(want.tenant, segment)},
-            segment=segment,
-            is_urgent=want.urgent,
-            is_forced=want.force,
-            is_in_memory=not want.force and self._cache.memory.contains(key),
-        )

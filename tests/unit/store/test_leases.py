@@ -13,7 +13,7 @@ from tests.store_samples import address, opened, register, register_vector
 from tests.waiting import wait_until
 from vllm_tts_cache import config
 from vllm_tts_cache.catalogue import deletions, leases, schema
-from vllm_tts_cache.store.locks import LeasedTurns
+from vllm_tts_cache.model_executor.encode_work import LeasedTurns
 
 pytestmark = pytest.mark.postgresql
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.encoding_samples import is_free, make_key
-from vllm_tts_cache.store.locks import KeyTurns
+from vllm_tts_cache.model_executor.encode_work import KeyTurns
 
 FORK = multiprocessing.get_context("fork")
 
