@@ -151,33 +151,6 @@ def free_bytes(path: Path) -> int:
     return file_system.f_bavail * file_system.f_frsize
 
 
-def read_whole(name: str) -> bytes | None:
-    """A file's bytes; None if it is not there.
-
-    Raises: StorageError: It could not be read.
-    """
-    # The bare calls: this is most of a disk hit, and a file object and a context
-    # manager take as long as the kernel does.
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            num_bytes = os.fstat(handle).st_size
-            # One byte more than the file has: a shorter read shows that it ends there.
-            data = os.read(handle, num_bytes + 1)
-            if len(data) == num_bytes:
-                return data
-            parts = [data]
-            while parts[-1]:
-                parts.append(os.read(handle, 1 << 20))
-            return b"".join(parts)
-        finally:
-            os.close(handle)
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise storage_error(name, exc) from exc
-
-
 def shared_file_system(path: Path) -> str | None:
     """The name of the path's file system if several hosts may share it, else None."""
     # struct statfs begins with f_type, a long, and is shorter than this.

@@ -393,7 +393,8 @@ async def test_an_encoding_is_heard_of_before_a_busy_worker_answers(rig, monkeyp
 
 
 async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypatch):
-    look, fails = rig.store.stored_since, False
+    pending = rig.ensurer._pending
+    look, fails = pending._stored_since, False
 
     def failing(*since):
         if fails:
@@ -404,7 +405,7 @@ async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypa
     for encoder in rig.encoders:
         encoder.gate.clear()
     is_idle = hold_up_answers(rig, monkeypatch)
-    monkeypatch.setattr(rig.store, "stored_since", failing)
+    monkeypatch.setattr(pending, "_stored_since", failing)
     waiting = [await rig.hold(rig.need()), rig.begin(rig.need(1))]
     await asyncio.sleep(0.1)
     fails = True
@@ -505,14 +506,15 @@ async def test_a_worker_that_forgot_is_told_again(rig):
 
 async def test_a_catalogue_that_is_away_for_a_second_fails_nobody(rig, monkeypatch):
     """One failed look ended every want; eleven of twelve voices were never encoded."""
-    look, until = rig.store.stored_since, time.monotonic() + 1.0
+    pending = rig.ensurer._pending
+    look, until = pending._stored_since, time.monotonic() + 1.0
 
     def away(*since):
         if time.monotonic() < until:
             raise StorageError("it is started anew")
         return look(*since)
 
-    monkeypatch.setattr(rig.store, "stored_since", away)
+    monkeypatch.setattr(pending, "_stored_since", away)
     needs = [rig.need(seed) for seed in range(3)]
     waits = [rig.ensurer.ensure(need) for need in needs]
     assert await asyncio.wait_for(asyncio.gather(*waits), 60) == [False] * 3

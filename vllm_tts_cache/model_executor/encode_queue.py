@@ -152,6 +152,14 @@ class ThreadCall:
     act: Callable[[], Any]
     done: "futures.Future[Any]" = field(default_factory=futures.Future)
 
+    def run(self) -> None:
+        """Call the function, and give its result or error to the caller."""
+        try:
+            self.done.set_result(self.act())
+        except BaseException as exc:  # noqa: BLE001  the caller gets it
+            is_error = isinstance(exc, Exception)
+            self.done.set_exception(exc if is_error else errors.EncodeError(repr(exc)))
+
 
 @dataclass(slots=True)
 class _Client:
@@ -395,24 +403,15 @@ class EncodeQueue:
     def _run(self) -> None:
         while not self._is_closed:
             try:
-                self._step()
+                work = self._next()
+                if isinstance(work, EncodeJob):
+                    self._do(work)
+                elif work is not None:
+                    work.run()
             except Exception as exc:  # noqa: BLE001  the queue must not stop for it
                 message = "The encode thread goes on after an unexpected error: %r"
                 self._warnings.warn_of("its thread", message, exc, mistake=exc)
                 time.sleep(_PAUSE_AFTER_FAULT_SECONDS)
-
-    def _step(self) -> None:
-        """Wait for a call or a job that may begin, and do it."""
-        job = self._next()
-        if isinstance(job, ThreadCall):
-            try:
-                job.done.set_result(job.act())
-            except BaseException as exc:  # noqa: BLE001  the caller gets it
-                is_error = isinstance(exc, Exception)
-                error = exc if is_error else errors.EncodeError(repr(exc))
-                job.done.set_exception(error)
-        elif job is not None:
-            self._do(job)
 
     def _do(self, job: EncodeJob) -> None:
         ended: tuple[JobState, str] | None = JobState.FAILED, "the encode thread ended"
@@ -437,6 +436,7 @@ class EncodeQueue:
             self._rests_until = now + self._work.rest_seconds(now - began_at)
 
     def _next(self) -> EncodeJob | ThreadCall | None:
+        """Wait for a call or a job that may begin; None if the queue is closed."""
         with self._changed:
             while not self._is_closed:
                 if self._calls:

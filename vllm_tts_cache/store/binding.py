@@ -21,7 +21,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
-from vllm_tts_cache.files import publish_once, read_whole, storage_errors
+from vllm_tts_cache.files import publish_once, storage_errors
 from vllm_tts_cache.logs import logger
 
 if TYPE_CHECKING:
@@ -225,8 +225,10 @@ def _bind_to(db: Connection, directory_id: str, place: str) -> tuple[str, str, s
 
 
 def _catalogue_of(root: Path) -> str:
-    blob = read_whole(str(root / CATALOGUE_ID)) or b""
-    return blob.decode("ascii", "replace").strip()
+    path = root / CATALOGUE_ID
+    with storage_errors(path), suppress(FileNotFoundError):
+        return path.read_text("ascii", "replace").strip()
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

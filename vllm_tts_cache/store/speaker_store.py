@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from cachetools import TTLCache
@@ -35,7 +35,7 @@ from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
+from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.files import fill_ballast
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import binding, recovery
@@ -67,7 +67,6 @@ throttled = ThrottledLog()
 # Recency to the minute is enough to choose what to evict, and spares a write per use.
 _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
-_KEYS_PER_LOOK = 1000
 _FULL_SHARE = 0.9
 
 
@@ -80,25 +79,6 @@ def _reading(
     def read(self: "SpeakerStore", *args: P.args, **kwargs: P.kwargs) -> T:
         with self.database.read() as db:
             return look(db, *args, **kwargs)
-
-    return read
-
-
-def _parsed(
-    parse: Callable[[bytes, EncodingKey], T],
-) -> Callable[["SpeakerStore", str], T | None]:
-    """Return the method that reads an audio and returns ``parse`` of its bytes."""
-
-    def read(self: "SpeakerStore", audio_sha256: str) -> T | None:
-        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=AUDIO)
-        try:
-            found = self._reader.read(key, parse)
-        except SourceCorruptError:
-            self.writer.suspect(audio_sha256)
-            raise
-        if found is None:
-            self.writer.suspect(audio_sha256)
-        return found
 
     return read
 
@@ -135,6 +115,8 @@ class SpeakerStore:
         files: The store's files, or this machine's copies of a bucket's objects.
         copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
+        read_audio: Returns the audio of an address, as `Writer.read_audio`.
+        audio_for_client: Returns it as a file, and its media type.
         registrations: Registers, changes and deletes speakers.
         consents: Consent recordings.
         participants: The processes that confirm deletions; this one may be among them.
@@ -157,6 +139,8 @@ class SpeakerStore:
         self._reader = reader
         self.copies = blobs.copies if isinstance(blobs, BucketOwner) else None
         self.writer = Writer(blobs, reader, database, disk_budgets(settings))
+        self.read_audio = partial(self.writer.read_audio, audio_from_bytes)
+        self.audio_for_client = partial(self.writer.read_audio, audio_to_client)
         self.registrations = Registrations(database, self.writer, settings)
         self.consents = Consents(
             database, self.writer, max_recordings=settings.max_uploaded
@@ -237,20 +221,6 @@ class SpeakerStore:
         with self.database.read() as db:
             return stored_files.find(db, audio_sha256, AUDIO) is not None
 
-    def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
-        """Return the number for the next call, and encodings stored after ``file_id``.
-
-        The newest come first; those before the newest thousand files are left out.
-        """
-        with self.database.read() as db:
-            rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
-        keys = [
-            EncodingKey(audio_sha256=sha, encoder_fingerprint=artifact)
-            for _, sha, artifact in rows
-            if artifact != AUDIO
-        ]
-        return rows[0][0] if rows else file_id, keys
-
     def first_to_precompute(self) -> int:
         """Return the generation from which a server that starts precomputes.
 
@@ -315,12 +285,6 @@ class SpeakerStore:
             }
 
     # --- workers
-
-    # Both return None for an audio that is not stored, and raise SourceCorruptError for
-    # bytes that are no audio of its address. Registered ones stay until the clip is
-    # registered again, inline ones are removed.
-    read_audio = _parsed(audio_from_bytes)
-    audio_for_client = _parsed(audio_to_client)
 
     def read(self, key: EncodingKey) -> Encoding | None:
         """Read and verify an encoding, from disk or bucket; None if it is not stored.

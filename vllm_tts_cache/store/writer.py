@@ -86,6 +86,26 @@ class Writer:
             self.suspect(audio_sha256, not is_whole)
         return is_whole
 
+    def read_audio(
+        self, parse: Callable[[bytes, EncodingKey], T], audio_sha256: str
+    ) -> T | None:
+        """Return ``parse`` of an audio's bytes; None if it is not stored.
+
+        Registered bytes that are damaged stay until the clip is registered again,
+        inline ones are removed.
+
+        Raises: SourceCorruptError: The bytes are no audio of this address.
+        """
+        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=AUDIO)
+        try:
+            found = self._reader.read(key, parse)
+        except errors.SourceCorruptError:
+            self.suspect(audio_sha256)
+            raise
+        if found is None:
+            self.suspect(audio_sha256)
+        return found
+
     def suspect(self, audio_sha256: str, is_suspect: bool = True) -> None:
         """Record whether a read found an audio missing or damaged; raises nothing.
 

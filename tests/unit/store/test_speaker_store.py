@@ -22,7 +22,7 @@ from tests.store_samples import (
 from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import AUDIO, Segment
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import schema, stored_files
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import IdempotencyKey
 from vllm_tts_cache.store.consents import NewConsent
@@ -31,6 +31,11 @@ from vllm_tts_cache.store.encoding import EncodingKey
 pytestmark = pytest.mark.every_backend
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
+
+
+def stored_since(store, file_id):
+    with store.database.read() as db:
+        return stored_files.since(db, file_id, 1000)
 
 
 def files(store, segment, artifact="audio"):
@@ -219,26 +224,24 @@ def test_a_registered_clip_that_comes_inline_stays_registered(store):
 def test_publishing_again_replaces_and_tells_it_anew(store):
     register(store, "Ann")
     publish(store)
-    number, keys = store.stored_since(0)
-    assert keys == [key()]
-    assert store.stored_since(number) == (number, [])
+    (number, *encoding), audio = stored_since(store, 0)
+    assert (encoding, audio[1:]) == ([address(), "e" * 64], (address(), AUDIO))
+    assert stored_since(store, number) == []
     publish(store)
-    assert store.stored_since(number)[1] == [key()]
+    assert [row[1:] for row in stored_since(store, number)] == [tuple(encoding)]
     assert files(store, REGISTERED, "encodings") == 1
 
 
 def test_what_is_stored_is_told_by_query(store):
-    assert store.stored_since(0) == (0, [])
+    assert stored_since(store, 0) == []
     for number in range(3):
         register(store, f"{number}", number)
-    # Of audio it passes the rows by: each look would read those of a library again.
-    newest, keys = store.stored_since(0)
-    assert (newest > 0, keys) == (True, [])
+    newest = stored_since(store, 0)[0][0]
     publish(store, 0)
     publish(store, 2, "f")
-    newest, keys = store.stored_since(newest)
-    assert keys == [key(2, "f"), key(0)]
-    assert store.stored_since(newest) == (newest, [])
+    rows = stored_since(store, newest)
+    assert [row[1:] for row in rows] == [(address(2), "f" * 64), (address(0), "e" * 64)]
+    assert stored_since(store, rows[0][0]) == []
     assert store.stored_artifacts([address(0), address(2), address(7)]) == {
         address(0): {AUDIO, "e" * 64},
         address(2): {AUDIO, "f" * 64},

@@ -45,9 +45,13 @@ class ReadExecutor:
 
     On a local disk one takes less than handing it to a thread and back does; a
     database or a disk behind a network may take long enough to hold up all requests.
+
+    Attributes:
+        is_local: Whether it calls what it runs at once, as its caller may as well.
     """
 
     def __init__(self, *, is_local: bool):
+        self.is_local = is_local
         self._executor = None
         if not is_local:
             self._executor = BoundedExecutor(

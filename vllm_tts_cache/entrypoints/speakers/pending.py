@@ -10,7 +10,8 @@ from itertools import count, islice
 
 from msgspec import structs
 
-from vllm_tts_cache.audio.reference import Segment
+from vllm_tts_cache.audio.reference import AUDIO, Segment
+from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import (
@@ -47,6 +48,7 @@ RENEW_SECONDS = LEASE_SECONDS / 2
 MIN_ASK_SECONDS = 0.125
 MAX_NEW = 64
 MAX_WITHDRAWN = 1024
+_KEYS_PER_LOOK = 1000
 # A shorter outage of the catalogue or of a worker fails no caller.
 OUTAGE_SECONDS = 5.0
 
@@ -305,14 +307,31 @@ class PendingEncodings:
 
         Raises: StorageError.
         """
-        look, last_id = self._store.stored_since, self._last_id
+        look, last_id = self._stored_since, self._last_id
         self._last_id = 0  # if it fails: a failover may have lost the newest rows
-        self._last_id, keys = await self._lookups.run(look, last_id)
+        if self._lookups.is_local:
+            self._last_id, keys = look(last_id)
+        else:
+            self._last_id, keys = await self._lookups.run(look, last_id)
         self._num_stored_since += len(keys)
         for pending in filter(None, map(self._by_key.get, keys)):
             # A forced encoding is stored already; the worker reports the new one.
             if not pending.want.force and not pending.only_worker:
                 self._settle(pending)
+
+    def _stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
+        """Return the number for the next call, and encodings stored after ``file_id``.
+
+        The newest come first; those before the newest thousand files are left out.
+        """
+        with self._store.database.read() as db:
+            rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
+        keys = [
+            EncodingKey(audio_sha256=sha, encoder_fingerprint=artifact)
+            for _, sha, artifact in rows
+            if artifact != AUDIO
+        ]
+        return rows[0][0] if rows else file_id, keys
 
     # -------- the workers
 
