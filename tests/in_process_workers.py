@@ -16,8 +16,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio, Segment
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.model_executor import rpc_methods
-from vllm_tts_cache.model_executor.ranks import ALONE
-from vllm_tts_cache.model_executor.speakers import WorkerEncodings
+from vllm_tts_cache.model_executor.speakers import ALONE, WorkerEncodings
 from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
 from vllm_tts_cache.speaker.wire import (
     DescribeCall,

@@ -11,7 +11,7 @@ from vllm_omni.engine.serialization import serialize_additional_information
 
 from tests.contract.test_failed_prefix import hooked, num_cached, step
 from tests.real_scheduler import BLOCK_SIZE, STOP, new_request, new_scheduler
-from vllm_tts_cache.model_executor.voice_blocks import audio_of
+from vllm_tts_cache.model_executor.kv_room import audio_of
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.speaker.rpc_client import DELETE, STATS

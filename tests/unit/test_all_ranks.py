@@ -16,7 +16,7 @@ from tests.in_process_workers import SpectrumEncoder, clip, prepare, ref_of, sto
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError, TTSCacheError
 from vllm_tts_cache.model_executor import loading
-from vllm_tts_cache.model_executor.ranks import Ranks
+from vllm_tts_cache.model_executor.speakers import Ranks
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")

@@ -13,7 +13,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.model_executor import loading
 from vllm_tts_cache.model_executor.failed_requests import FailedRequests
-from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
+from vllm_tts_cache.model_executor.speakers import ALONE, Ranks
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.precision import computed_on
 from vllm_tts_cache.store.opening import open_store

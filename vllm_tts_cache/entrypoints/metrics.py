@@ -30,7 +30,7 @@ from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError, log_text_o
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers, UnsupportedModelError
-from vllm_tts_cache.store.locks import claim
+from vllm_tts_cache.store.directory import claim
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 throttled = ThrottledLog()

@@ -30,8 +30,8 @@ class WaitingLine:
     """Jobs that wait, one a key, in the order of turns. Not thread-safe.
 
     Tenants take turns, and within a tenant its registered voices and inline clips do:
-    many of either hold up the other, and another tenant, by one job. With more jobs
-    `audios` takes longer, and with more inline ones, which are bounded, their `add`.
+    many of either hold up the other, and another tenant, by one job. With more inline
+    jobs, which are bounded, their `add` takes longer.
 
     Args:
         max_inline: Inline audios that may wait at a time, each for all its jobs.
@@ -62,10 +62,6 @@ class WaitingLine:
     def of_audio(self, audio_sha256: str) -> list[EncodeJob]:
         """Return the jobs of an audio that wait."""
         return [self.jobs[key] for key in self._of_audio.get(audio_sha256, ())]
-
-    def audios(self) -> set[str]:
-        """Return the audios of all jobs that wait; takes longer with more of them."""
-        return set(self._of_audio)
 
     def add(self, job: EncodeJob) -> EncodeJob | None:
         """Put a job behind those of its flow, or join the one of its key.
@@ -259,23 +255,19 @@ class EncodeQueue:
                 reports = encoding | reports
             return WantAnswer(rank, is_known, list(reports.values()), num_finished)
 
-    def delete(self, audio_sha256s: Collection[str]) -> list[str]:
-        """Delete the jobs of these audios; return which audios are being encoded."""
+    def delete(self, audio_sha256s: Collection[str] | None) -> list[str]:
+        """Delete jobs of these audios, or of all; return which are being encoded."""
         with self._changed:
-            for sha in audio_sha256s:
-                for job in self._line.of_audio(sha):
-                    self._line.remove(job)
-                    self._end(job, JobState.NO_AUDIO, "it was deleted")
-            running = self._running
-            if running is None or running.key.audio_sha256 not in audio_sha256s:
-                return []
-            return [running.key.audio_sha256]
-
-    def audios(self) -> set[str]:
-        """Return the audios of all jobs that wait or run."""
-        with self._changed:
-            known, running = self._line.audios(), self._running
-            return known if running is None else known | {running.key.audio_sha256}
+            if audio_sha256s is None:
+                jobs = list(self._line.jobs.values())
+            else:
+                of_audio = self._line.of_audio
+                jobs = [job for sha in audio_sha256s for job in of_audio(sha)]
+            for job in jobs:
+                self._line.remove(job)
+                self._end(job, JobState.NO_AUDIO, "it was deleted")
+            busy = [] if self._running is None else [self._running.key.audio_sha256]
+            return [s for s in busy if audio_sha256s is None or s in audio_sha256s]
 
     def call(self, act: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Run something on the thread, before the jobs that wait; return its result.

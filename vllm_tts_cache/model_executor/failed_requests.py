@@ -19,7 +19,7 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.model_executor import kv_room, voice_blocks
+from vllm_tts_cache.model_executor import kv_room
 from vllm_tts_cache.speaker.family import family_of_model
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def install() -> None:
         lambda _: _update_request_with_output,
     )
     kv_room.install()
-    voice_blocks.install()
+    kv_room.install_eviction()
 
 
 def _update_request_with_output(
@@ -172,11 +172,11 @@ def _update_request_with_output(
     if family is None or family.failure_id not in token_ids:
         return token_ids, stopped
     request.status = RequestStatus.FINISHED_ERROR
-    has_speaker = voice_blocks.audio_of(request) is not None
+    has_speaker = kv_room.audio_of(request) is not None
     request.stop_reason = REASON if has_speaker else REASON_WITHOUT_SPEAKER
     request.resumable = False
     # The blocks are in the prefix cache under the voice's ids and salt and hold no
     # voice: the next request of the voice would speak with them, and not fail.
     manager = self.kv_cache_manager
-    manager.evict_blocks(voice_blocks.blocks_of(manager, request.request_id))
+    manager.evict_blocks(kv_room.blocks_of(manager, request.request_id))
     return [], True

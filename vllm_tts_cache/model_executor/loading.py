@@ -10,8 +10,11 @@ import torch
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import EncodeError, TTSCacheError
 from vllm_tts_cache.logs import logger
-from vllm_tts_cache.model_executor.ranks import Ranks, tensor_parallel_ranks
-from vllm_tts_cache.model_executor.speakers import WorkerEncodings
+from vllm_tts_cache.model_executor.speakers import (
+    Ranks,
+    WorkerEncodings,
+    tensor_parallel_ranks,
+)
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, whole_checkpoint
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls

@@ -18,7 +18,7 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.failed_requests import REASON
 from vllm_tts_cache.model_executor.loading import SpeakerSide
-from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ranks
+from vllm_tts_cache.model_executor.speakers import ALONE, Ranks, tensor_parallel_ranks
 from vllm_tts_cache.speaker.reference import REQUEST_FIELD
 
 throttled = ThrottledLog()

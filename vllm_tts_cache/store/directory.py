@@ -7,9 +7,11 @@
 
 If the directory is the store, not a cache of a bucket, files are added to ``store`` and
 removed from it only within write transactions of the catalogue (`place`, `remove`,
-`discard`), so that no two processes do it at once.
+`discard`), so that no two processes do it at once. Locks, which end with their process,
+show which processes are alive.
 """
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -19,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection
 
@@ -27,15 +30,15 @@ from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
     make_directory,
     storage_error,
     storage_errors,
     sync_directory,
     write_private,
 )
-from vllm_tts_cache.store import locks
 from vllm_tts_cache.store.encoding import ADDRESS, EncodingKey, encoding_from_bytes
-from vllm_tts_cache.store.locks import Presence
 
 T = TypeVar("T")
 
@@ -258,7 +261,7 @@ class StoreDirectory:
         num_removed = 0
         for path in self._partials():
             with storage_errors(path):
-                if (claimed := locks.claim(path)) is None:
+                if (claimed := claim(path)) is None:
                     continue
                 try:
                     num_removed += len(_names(path))
@@ -272,7 +275,7 @@ class StoreDirectory:
         found = [
             path / name
             for path in self._partials()
-            if not locks.is_alive(path)
+            if not is_alive(path)
             for name in _names(path)
         ]
         return found + [
@@ -311,6 +314,91 @@ def _names(path: Path) -> list[str]:
     with storage_errors(path), suppress(FileNotFoundError, NotADirectoryError):
         return sorted(os.listdir(path))  # noqa: PTH208  a Path each is what it costs
     return []
+
+
+class Presence:
+    """A locked path of a random name in a directory; shows that its process is alive.
+
+    Args:
+        directory: Made if missing.
+        suffix: Of the name; the path is a file with one, a directory without.
+
+    Attributes:
+        is_here: Whether this process holds the lock; a forked child does not.
+
+    Raises: StorageError: The path cannot be made.
+    """
+
+    def __init__(self, directory: Path, suffix: str = ""):
+        self._handle = -1
+        self.is_here = False
+        with storage_errors(directory):
+            make_directory(directory)
+            while not self._taken(directory / f"{secrets.token_hex(8)}{suffix}"):
+                pass
+        _presences.add(self)
+
+    def end(self) -> None:
+        """Release the lock; the path stays until another process sweeps it."""
+        if self.is_here:
+            self.is_here = False
+            os.close(self._handle)
+
+    def _taken(self, path: Path) -> bool:
+        if path.suffix:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+        else:
+            path.mkdir(mode=DIRECTORY_MODE)
+        handle = claim(path)
+        if handle is None:  # swept before it was locked
+            return False
+        self.path, self._handle, self.is_here = path, handle, True
+        return True
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a process holds the path's lock. Raises: OSError."""
+    if (handle := claim(path)) is not None:
+        os.close(handle)
+        return False
+    return path.exists()
+
+
+def claim(path: Path) -> int | None:
+    """Lock a path whose owner is dead; return the descriptor, None if it is alive.
+
+    The caller sweeps the path before it closes the descriptor.
+
+    Raises: OSError.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # What was swept between opening and locking is no longer at the path.
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None
+
+
+_presences: "WeakSet[Presence]" = WeakSet()
+
+
+def _release_in_child() -> None:
+    # The child shares the open files: with them it would make a dead parent look alive.
+    for presence in list(_presences):
+        presence.end()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 class DirectoryReader:

@@ -18,8 +18,7 @@ from vllm_tts_cache.catalogue.leases import Standing
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.logs import ThrottledLog, logger
-from vllm_tts_cache.store import locks
-from vllm_tts_cache.store.locks import Presence
+from vllm_tts_cache.store.directory import Presence, claim, is_alive
 
 _FOLDER, _SUFFIX = "participants", ".lock"
 _REMOVED = (
@@ -167,7 +166,7 @@ class LockedParticipants(_Participants):
             self.database.backend.wipe_log()
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
-                if (claimed := locks.claim(path)) is not None:
+                if (claimed := claim(path)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(claimed)
 
@@ -179,7 +178,7 @@ class LockedParticipants(_Participants):
             return sum(map(self._is_alive, others))
 
     def _is_alive(self, id_: str) -> bool:
-        return locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
+        return is_alive(self._directory / f"{id_}{_SUFFIX}")
 
 
 class LeasedParticipants(_Participants):
