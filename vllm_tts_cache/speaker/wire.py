@@ -48,8 +48,7 @@ class Want(_Part, frozen=True, kw_only=True):
 
     Attributes:
         id: Unique among its client's wants. Sent again, it is the same want.
-        audio_sha256: Address of the reference audio.
-        fingerprint: Fingerprint of the encoder.
+        fingerprint: Of the encoder.
         segment: Value of a `Segment`: whose budget it counts against.
         tenant: The tenant in whose turn it is encoded.
         urgent: Whether a request waits, and not only a precompute.
@@ -85,8 +84,6 @@ class WantReport(_Part, frozen=True):
     """How far one want is.
 
     Attributes:
-        id: Of the want.
-        state: How far.
         reason: Why it failed, for the client; else empty.
         encoding_seconds: How long its encode has been running, while ``ENCODING``.
     """
@@ -101,7 +98,6 @@ class WantAnswer(_Message, frozen=True):
     """How far a client's wants are in one worker.
 
     Attributes:
-        rank: Of the worker.
         knew_client: Whether the client's lease had not run out. If it had, the worker
             knows no wants but those of this call.
         reports: Of wants that have ended, until they are withdrawn, and of the one that
@@ -126,8 +122,7 @@ class Described(_Message, frozen=True):
     """The encoders and the store of one worker.
 
     Attributes:
-        rank: Of the worker.
-        fingerprints: Fingerprints of its encoders, by name.
+        fingerprints: Of its encoders, by name.
         store_id: Id of the store that it reads reference audio from.
         store_place: Host and path, or URL, of that store, for messages.
     """
@@ -200,7 +195,6 @@ class EncodeTimes(_Part, frozen=True):
     """How long one encoder's encodes of one segment took, and waited before.
 
     Attributes:
-        encoder: Its name in its family.
         segment: Value of a `Segment`.
         encode: From when the encode thread began to read the audio until it had the
             encoding.
@@ -227,9 +221,8 @@ class SpeakerStats(_Part, frozen=True, kw_only=True):
         dropped: Queued encodes that were removed because no client waits for them.
         refused: Wants that were refused because too many inline jobs were queued.
         encodes: Finished encodes, by encoder; ``failed_encodes``: failed ones.
-        disk_evictions: Evictions from disk, by segment.
+        disk_evictions: By segment.
         bucket: Counts of what became of objects; empty without an object store.
-        rpc_calls: How often each method was called.
     """
 
     hits: dict[str, int]
@@ -255,7 +248,6 @@ class WorkerStats(_Message, frozen=True):
     """Counters and sizes of one worker.
 
     Attributes:
-        rank: Of the worker.
         worker_id: Another one in each process, so that counters that begin anew can be
             distinguished from counters that fall.
         encode_times: For each encoder and segment with finished encodes.
@@ -276,11 +268,8 @@ class DecoderStats(_Message, frozen=True):
     """Counters and sizes of a decoder that keeps a state of each voice.
 
     Attributes:
-        rank: Of the worker.
         states: Number of stored states; they take ``bytes`` of ``max_bytes``.
         hits: Requests whose state was stored; ``made``: those for which one was made.
-        rpc_calls: How often each method was called.
-        worker_id: Another one in each process.
     """
 
     rank: int
