@@ -269,7 +269,7 @@ async def test_what_names_no_audio_is_refused_beyond_1_mib(server):
 
 
 async def test_a_busy_server_says_when_to_come_back(server, monkeypatch):
-    monkeypatch.setattr(server.service.encodings._pending, "_max_inline", 0)
+    monkeypatch.setattr(server.service.encodings.pending, "_max_inline", 0)
     for speak in (plainly, as_raw_stream, as_events):
         answer = await speak(server, ref_audio=data_url(), x_vector_only_mode=True)
         assert answer.status_code == 503

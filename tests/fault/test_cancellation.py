@@ -90,7 +90,7 @@ class EnsureRig(test_ensure.Rig):
     async def nothing_is_left(self):
         """Of what was cancelled; what goes on by itself is over soon."""
         assert self.ensurer.num_flights == 0
-        await soon(lambda: self.ensurer._pending._task is None)  # pyright: ignore[reportOptionalMemberAccess]
+        await soon(lambda: self.ensurer.pending._task is None)
         await soon(lambda: is_idle(self.lookups))
         await soon(lambda: len(asyncio.all_tasks()) == 1)
 
@@ -185,7 +185,7 @@ async def test_asking_why_a_request_failed(rig, moment):
 
 
 async def test_the_task_ends_and_who_waits_is_served_even_so(rig, moment, monkeypatch):
-    asker = rig.ensurer._pending
+    asker = rig.ensurer.pending
     run = asker._run
     number = 0
     for number in itertools.count(1):

@@ -133,7 +133,7 @@ def num_waiting(server):
 async def nothing_is_left(server, before):
     await soon(lambda: num_waiting(server) == 0)
     await soon(lambda: server.speakers.stats().in_flight == 0)
-    await soon(lambda: server.service.encodings._pending._task is None)
+    await soon(lambda: server.service.encodings.pending._task is None)
     loop = asyncio.get_running_loop()
     await soon(lambda: len(tasks_of(loop)) <= before.tasks)
     # The web server of the test has a thread for each connection until it notices.

@@ -95,7 +95,7 @@ async def emptied(server):
             assert answer.status_code == 200, answer.text
     await server.settled()
     store = server.service.store
-    while store.num_unfinished_deletions() or server.service.encodings._pending:
+    while store.num_unfinished_deletions() or server.service.encodings.pending:
         await asyncio.sleep(0.05)
 
 

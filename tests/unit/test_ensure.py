@@ -393,7 +393,7 @@ async def test_an_encoding_is_heard_of_before_a_busy_worker_answers(rig, monkeyp
 
 
 async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypatch):
-    pending = rig.ensurer._pending
+    pending = rig.ensurer.pending
     look, fails = pending._stored_since, False
 
     def failing(*since):
@@ -441,7 +441,7 @@ async def test_a_worker_that_is_busy_for_too_long_has_failed_nobody(rig, monkeyp
 
 async def test_who_leaves_ends_nobody_elses_wait(rig):
     """Its caller waited for ever: nobody asked for the want any more."""
-    pending = rig.ensurer._pending
+    pending = rig.ensurer.pending
     need = rig.need(names=("codec",))
     [key] = await rig.ensurer.keys(need)
     how = {"tenant": "", "urgent": True}
@@ -457,7 +457,7 @@ async def test_who_leaves_ends_nobody_elses_wait(rig):
 
 
 async def test_an_inline_clip_that_is_registered_leaves_its_place_to_another(rig_of):
-    pending = rig_of(max_inline=2).ensurer._pending
+    pending = rig_of(max_inline=2).ensurer.pending
     join = lambda name, segment: pending.join(  # noqa: E731
         make_key(name), segment, tenant="", urgent=True
     )
@@ -506,7 +506,7 @@ async def test_a_worker_that_forgot_is_told_again(rig):
 
 async def test_a_catalogue_that_is_away_for_a_second_fails_nobody(rig, monkeypatch):
     """One failed look ended every want; eleven of twelve voices were never encoded."""
-    pending = rig.ensurer._pending
+    pending = rig.ensurer.pending
     look, until = pending._stored_since, time.monotonic() + 1.0
 
     def away(*since):
@@ -538,7 +538,7 @@ async def test_encoders_that_are_loaded_anew_are_asked_for_once_more(rig):
 
 async def steps_of_a_turn(rig, num_waiting):
     """How many bytecodes are executed in a turn in which nothing happens."""
-    pending = rig.ensurer._pending
+    pending = rig.ensurer.pending
     for number in range(num_waiting):
         key = make_key(f"{num_waiting} {number}")
         pending.join(key, Segment.REGISTERED, tenant="", urgent=False)

@@ -107,7 +107,7 @@ async def test_a_catalogue_that_is_away_leaves_none_out(rig_of, monkeypatch, is_
     with monkeypatch.context() as broken:
         for name in (*reads, "first_to_precompute"):
             broken.setattr(rig.store, name, away)
-        broken.setattr(rig.service.encodings._pending, "_stored_since", away)
+        broken.setattr(rig.service.encodings.pending, "_stored_since", away)
         if not is_new:
             rig.service.encodings.precompute_from(1)
         await asyncio.sleep(0.5)

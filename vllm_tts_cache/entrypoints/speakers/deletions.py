@@ -345,7 +345,7 @@ class Deletions:
             if (copies := self._store.copies) is not None:
                 await self._own.run(copies.delete_unstored, sha)
             if not await self._lookups.run(self._store.has_audio, sha):
-                self._encodings.end_waits(sha)
+                self._encodings.pending.end(sha)
         await self._own.run(self._store.participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:

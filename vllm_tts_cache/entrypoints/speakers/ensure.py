@@ -82,13 +82,14 @@ class SpeakerEncodings:
         store: Has the encodings.
         settings: How long, and how many may wait. A request waits for five times the
             timeout of an encode in all.
-        workers: Make the encodings; None if there are no workers.
+        workers: Make the encodings.
         model: What is served.
         lookups: Runs indexed reads.
         speakers: Finds a speaker again whose audio was replaced.
         kv_warming: Prefills voices whose encodings exist.
 
     Attributes:
+        pending: What callers of this process wait for.
         encoders_id: The workers' encoders, as `fingerprints` knew them last.
         secret: Signs speakers and salts; the workers have it when they are described.
     """
@@ -97,7 +98,7 @@ class SpeakerEncodings:
         self,
         store: SpeakerStore,
         settings: Settings,
-        workers: AsyncWorkers | None,
+        workers: AsyncWorkers,
         model: ServedModel,
         lookups: ReadExecutor,
         speakers: SpeakerLookups,
@@ -110,9 +111,7 @@ class SpeakerEncodings:
         self._speakers = speakers
         self._kv_warming = kv_warming
         self._max_wait_seconds = MAX_TIMEOUTS_IN_LINE * settings.encode_timeout_seconds
-        self._pending = None
-        if workers is not None:
-            self._pending = PendingEncodings(workers, store, lookups, settings)
+        self.pending = PendingEncodings(workers, store, lookups, settings)
         self._reads = BoundedExecutor(
             "too many encodings are read", num_threads=4, max_waiting=MAX_READS
         )
@@ -138,20 +137,16 @@ class SpeakerEncodings:
     @property
     def num_flights(self) -> int:
         """Encodings that callers of this process wait for."""
-        return 0 if self._pending is None else len(self._pending)
-
-    def refuses(self, audio_sha256: str) -> bool:
-        """Whether this inline reference would be one too many that waits."""
-        return self._pending is not None and self._pending.refuses(audio_sha256)
+        return len(self.pending)
 
     def cloning_workers(self) -> AsyncWorkers | None:
-        """Return the workers; None if the model clones nothing, or there are none."""
+        """Return the workers; None if the model clones nothing."""
         return None if self._model.family() is None else self._workers
 
     def start(self) -> None:
         """Ask the workers for their encoders, and precompute; needs a running loop."""
         self._fetch_fingerprints()
-        if self._precomputing is None and self._workers is not None:
+        if self._precomputing is None:
             self._precomputing = asyncio.create_task(self._precompute_registered())
 
     def shutdown(self) -> None:
@@ -159,8 +154,7 @@ class SpeakerEncodings:
         for task in filter(None, (self._precomputing, *self._background)):
             task.cancel()
         self._precomputing = None
-        if self._pending is not None:
-            self._pending.shutdown()
+        self.pending.shutdown()
         self._reads.shutdown()
         self._notes.shutdown()
 
@@ -169,8 +163,7 @@ class SpeakerEncodings:
     async def fingerprints(self) -> dict[str, str]:
         """Return encoder name -> fingerprint; asks the workers unless it is known.
 
-        Raises: WorkerRPCError if they do not answer, disagree, or read another store;
-            CannotCloneError if there are no workers.
+        Raises: WorkerRPCError if they do not answer, disagree, or read another store.
         """
         return self._fingerprints or await self._describe()
 
@@ -275,7 +268,7 @@ class SpeakerEncodings:
             return found
         # Where the disk cannot store or read it, the worker may have it in memory.
         call = EncodingCall(key.audio_sha256, key.encoder_fingerprint)
-        answers = await self._cloning().call(ENCODING, call)
+        answers = await self._workers.call(ENCODING, call)
         try:
             return encoding_of(answers, key)
         except EncodeError as exc:
@@ -287,7 +280,7 @@ class SpeakerEncodings:
         """Return why a request's prompt was missing; None if it was not, or unknown."""
         call = FailedCall(request_ids=[request_id])
         try:
-            answers = await self._cloning().call(FAILED, call)
+            answers = await self._workers.call(FAILED, call)
         except WorkerRPCError as exc:
             message = "Asking workers why a prompt was missing failed: %s"
             throttled.warn_of("asking for causes", message, exc)
@@ -304,11 +297,6 @@ class SpeakerEncodings:
         """Delete the same of all audios."""
         self._to_recheck.clear()
         self._fetched.clear()
-
-    def end_waits(self, audio_sha256: str) -> None:
-        """Fail callers that wait, perhaps for long, for encodings of a gone audio."""
-        if self._pending is not None:
-            self._pending.end(audio_sha256)
 
     # -------- those of registered speakers
 
@@ -375,7 +363,7 @@ class SpeakerEncodings:
         missing = [key for key in keys if key.encoder_fingerprint not in stored]
         if not missing:
             return Status("ready")
-        if self._pending is not None and any(key in self._pending for key in missing):
+        if any(key in self.pending for key in missing):
             return Status("processing")
         sha = need.ref.audio_sha256
         failures = await self._lookups.run(self._store.failures, sha)
@@ -389,23 +377,16 @@ class SpeakerEncodings:
     # -------- how
 
     async def _describe(self) -> dict[str, str]:
-        workers = self._cloning()
         try:
             self.secret = await self._reads.run(self._store.database.secret)
         except StorageError:
             if self._fingerprints is None:  # else the one that was read last serves
                 raise
-        answers = await workers.call(DESCRIBE, DescribeCall(self.secret))
+        answers = await self._workers.call(DESCRIBE, DescribeCall(self.secret))
         refuse_elsewhere(answers, self._store.store_id)
         self._fingerprints = fingerprints_of(answers)
         self.encoders_id = encoders_id(self._fingerprints)
         return self._fingerprints
-
-    def _cloning(self) -> AsyncWorkers:
-        """Return the workers. Raises: CannotCloneError if there are none."""
-        if self._workers is None:
-            raise CannotCloneError(self._model.reason)
-        return self._workers
 
     def _read(self, key: EncodingKey) -> Encoding | None:
         try:
@@ -423,7 +404,6 @@ class SpeakerEncodings:
         urgent: bool,
         force: bool,
     ) -> None:
-        assert self._pending is not None  # there are keys
         sha, segment = need.ref.audio_sha256, need.ref.segment
         # The worker has to fetch what the bucket has.
         only_worker = self._store.copies is not None or sha in self._to_recheck
@@ -431,7 +411,7 @@ class SpeakerEncodings:
         pending: list[Pending] = []
         try:
             for key in keys:
-                joined = self._pending.join(
+                joined = self.pending.join(
                     key,
                     segment,
                     tenant=tenant,
@@ -458,7 +438,7 @@ class SpeakerEncodings:
         finally:
             for each in pending:
                 if not each.future.done():
-                    self._pending.leave(each)
+                    self.pending.leave(each)
 
     async def _precompute(
         self,

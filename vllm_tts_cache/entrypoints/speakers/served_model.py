@@ -40,13 +40,10 @@ class Decoders:
     """Calls the decoder stage, for families whose decoders keep states of voices.
 
     Args:
-        workers: None where there are none.
         family: Returns the family that is served; None if it is none of ours.
     """
 
-    def __init__(
-        self, workers: AsyncWorkers | None, family: Callable[[], Family | None]
-    ):
+    def __init__(self, workers: AsyncWorkers, family: Callable[[], Family | None]):
         self._workers = workers
         self._family = family
 
@@ -63,7 +60,7 @@ class Decoders:
 
     async def _call(self, method: Method[A], call: DeleteCall | None = None) -> list[A]:
         family = self._family()
-        if self._workers is None or family is None or not family.decoders:
+        if family is None or not family.decoders:
             return []
         try:
             return await self._workers.call(method, call)

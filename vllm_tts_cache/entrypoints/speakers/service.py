@@ -94,7 +94,7 @@ class SpeakerService:
 
     Args:
         settings: Which storage to open, and its budgets.
-        engine: The host's engine client; None where there are no workers.
+        engine: The host's engine client.
         model: What is served.
         speech: The serving class; None where no voice is prefilled.
         memories: Other caches of voices in this process, see `Deletions`.
@@ -132,7 +132,7 @@ class SpeakerService:
         self.tenants = TenantKeys(settings.tenants_file)
         self.store = store = open_store(settings)
         self.model = model
-        workers = None if engine is None else AsyncWorkers(engine)
+        workers = AsyncWorkers(engine)
         self._indexed = indexed = ReadExecutor(is_local=store.is_local)
         self.lookups = SpeakerLookups(store, indexed)
         self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
@@ -144,7 +144,7 @@ class SpeakerService:
             store,
             indexed,
             max_fetches=settings.max_fetches,
-            refuses=self.encodings.refuses,
+            refuses=self.encodings.pending.refuses,
         )
         self.places = TenantSlots()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
