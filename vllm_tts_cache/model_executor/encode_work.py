@@ -148,12 +148,9 @@ class EncodeClock:
             }
         return [
             wire.EncodeTimes(
-                encoder=encoder,
-                segment=segment.value,
-                encode=durations,
-                queue=made[encoder, segment, "queue"],
+                name, segment.value, durations, made[name, segment, "queue"]
             )
-            for (encoder, segment, what), durations in made.items()
+            for (name, segment, what), durations in made.items()
             if what == "encode"
         ]
 

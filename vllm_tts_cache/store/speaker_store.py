@@ -115,6 +115,10 @@ class SpeakerStore:
         files: The store's files, or this machine's copies of a bucket's objects.
         copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
+        read: Reads and verifies an encoding, from disk or bucket; None if it is not
+            stored. Raises EncodingCorruptError if the bytes are wrong.
+        read_here: As ``read``, from this machine's disk only. Uses no query and no
+            lock: the engine's thread may call it.
         read_audio: Returns the audio of an address, as `Writer.read_audio`.
         audio_for_client: Returns it as a file, and its media type.
         registrations: Registers, changes and deletes speakers.
@@ -136,9 +140,12 @@ class SpeakerStore:
         self.database = database
         self.directory, self.store_id = blobs.files.root, store_id
         self.is_local = is_local
-        self._reader = reader
         self.copies = blobs.copies if isinstance(blobs, BucketOwner) else None
         self.writer = Writer(blobs, reader, database, disk_budgets(settings))
+        self.read: Callable[[EncodingKey], Encoding | None] = partial(
+            self._read_encoding, reader.read
+        )
+        self.read_here = partial(self._read_encoding, reader.read_here)
         self.read_audio = partial(self.writer.read_audio, audio_from_bytes)
         self.audio_for_client = partial(self.writer.read_audio, audio_to_client)
         self.registrations = Registrations(database, self.writer, settings)
@@ -286,20 +293,6 @@ class SpeakerStore:
 
     # --- workers
 
-    def read(self, key: EncodingKey) -> Encoding | None:
-        """Read and verify an encoding, from disk or bucket; None if it is not stored.
-
-        Raises: EncodingCorruptError: The bytes are wrong.
-        """
-        return self._read_encoding(key, self._reader.read)
-
-    def read_here(self, key: EncodingKey) -> Encoding | None:
-        """As `read`, from this machine's disk only; None if that does not have it.
-
-        Uses no query and no lock: the engine's thread may call it.
-        """
-        return self._read_encoding(key, self._reader.read_here)
-
     def used(self, audio_sha256s: Iterable[str]) -> None:
         """Record a use, now, of all files of these audios.
 
@@ -385,10 +378,12 @@ class SpeakerStore:
         self.database.close()
 
     def _read_encoding(
-        self,
-        key: EncodingKey,
-        read: Callable[..., Encoding | None],
+        self, read: Callable[..., Encoding | None], key: EncodingKey
     ) -> Encoding | None:
+        """Read and verify an encoding; None if it is not stored.
+
+        Raises: EncodingCorruptError: The bytes are wrong.
+        """
         try:
             return read(key, encoding_from_bytes)
         except EncodingCorruptError:

@@ -52,27 +52,22 @@ class ReadExecutor:
 
     def __init__(self, *, is_local: bool):
         self.is_local = is_local
-        self._executor = None
-        if not is_local:
-            self._executor = BoundedExecutor(
-                "too many look-ups wait for the catalogue",
-                num_threads=4,
-                max_waiting=1024,
-            )
+        self._executor = BoundedExecutor(
+            "too many look-ups wait for the catalogue", num_threads=4, max_waiting=1024
+        )
 
     async def run(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what ``look`` returns; it must be small and safe in any thread.
 
         Raises: ServerBusyError, and whatever ``look`` raises.
         """
-        if self._executor is None:
+        if self.is_local:
             return look(*args, **kwargs)
         return await self._executor.run(look, *args, **kwargs)
 
     def shutdown(self) -> None:
         """Stop the threads."""
-        if self._executor is not None:
-            self._executor.shutdown()
+        self._executor.shutdown()
 
 
 class LastRows:
