@@ -12,9 +12,6 @@ def loaded_pipeline(pipeline_class, architecture, checkpoint):
     from vllm_omni.diffusion.config import set_current_diffusion_config
     from vllm_omni.diffusion.data import OmniDiffusionConfig
 
-    from vllm_tts_cache.platforms.cpu_worker import attend_by_torch
-
-    attend_by_torch()
     config = OmniDiffusionConfig(
         model=str(checkpoint), model_class_name=architecture, dtype=torch.float32
     )

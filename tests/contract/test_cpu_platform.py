@@ -33,29 +33,24 @@ def test_only_without_a_device_are_its_calls_answered_by_us(monkeypatch, has_dev
             assert getattr(owner, name)() is answer
 
 
-def test_diffusion_attends_where_the_host_ships_no_platform(monkeypatch):
+def test_attention_of_decoders_and_diffusion_runs_where_the_host_ships_none(
+    monkeypatch,
+):
     """OmniVoice computes with the fallback, as our attention packs no requests."""
-    from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm_omni.diffusion.attention.backends.abstract import AttentionImpl
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
     from vllm_omni.diffusion.attention.layer import Attention
 
-    from vllm_tts_cache.platforms.cpu import CPUOmniPlatform as Platform
-
     # Put back afterwards, as others may look at the host's own.
     monkeypatch.setattr(SDPAImpl, "forward", AttentionImpl.forward)
-    backend = resolve_obj_by_qualname(Platform.get_diffusion_attn_backend_cls(None, 8))
     options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0, "causal": False}
-    attention = backend.get_impl_cls()(**options)
     rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
     with pytest.raises(NotImplementedError):
-        attention.forward(rows, rows, rows)
-    cpu_worker.attend_by_torch()
-    answer = attention.forward(rows, rows, rows)
-    assert answer.shape == rows.shape
-    layer = Attention(**options)
+        SDPAImpl(**options).forward(rows, rows, rows)
+    layer = Attention(**options)  # which asks our platform
     assert layer.sdpa_fallback is not None
-    assert torch.equal(layer.sdpa_fallback.forward(rows, rows, rows), answer)
+    answer = layer.sdpa_fallback.forward(rows, rows, rows)
+    assert answer.shape == rows.shape
     assert torch.equal(layer.attention.forward(rows, rows, rows), answer)
 
 

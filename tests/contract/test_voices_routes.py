@@ -67,7 +67,11 @@ async def test_a_field_that_cannot_be_is_a_400_that_names_it(server):
     for field, value in WRONG:
         for answer in await in_both_ways(server, field, value):
             assert answer.status_code == 400
-            assert f"Invalid {field}" in answer.json()["error"]["message"]
+            message = answer.json()["error"]["message"]
+            assert f"Invalid {field}" in message
+            if len(value) > 100:
+                most = f"{LONGEST[field]} are allowed"
+                assert f"{len(value)} characters" in message and most in message
     assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
     for field, max_chars in LONGEST.items():
         for answer in await in_both_ways(server, field, "é" * max_chars):

@@ -68,13 +68,18 @@ def test_every_command_has_help_with_examples_or_commands(path, capsys):
     assert "--json" in text or "Commands:" in text or path[-1] in WITHOUT_JSON
 
 
+def test_a_word_that_is_no_command_is_status_2(capsys):
+    assert main(["voices", "lst"]) == 2
+    assert "Did you mean 'ls'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("out", "status"), [("", 2), ("somebody's/out", 1)])
 def test_a_wrong_setting_and_a_failing_disk_are_one_line(tmp_path, capsys, out, status):
     (tmp_path / "somebody's").write_text("file")
     assert main(["make-checkpoint", "--out", str(tmp_path / out)]) == status
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith("vllm-tts-cache: ")
+    assert output.err.startswith(f"vllm-tts-cache: {'--out ' if status == 2 else ''}")
     assert output.err.count("\n") == 1
 
 

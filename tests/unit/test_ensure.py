@@ -392,6 +392,12 @@ async def test_an_encoding_is_heard_of_before_a_busy_worker_answers(rig, monkeyp
     assert rig.encodes == {"speaker": 2, "codec": 2}
 
 
+async def test_audio_that_is_stored_is_no_encoding_to_tell_of(rig):
+    rig.need()
+    last_id, keys = rig.ensurer.pending._stored_since(0)
+    assert last_id and not keys
+
+
 async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypatch):
     pending = rig.ensurer.pending
     look, fails = pending._stored_since, False

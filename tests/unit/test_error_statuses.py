@@ -135,6 +135,8 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_400(error, sta
         (errors.AudioBudgetError(10), "10 bytes|SPEAKER_CACHE_AUDIO_MAX_BYTES", None),
         (errors.RequestTooLargeError(11 * 1024**2), "11 MiB|FLAC", None),
         (errors.ServerBusyError("16 fetches run"), "Try again in 2 s.", 2),
+        (errors.StorageBusyError(3), "Try again in 3 s.", 3),
+        (UNAVAILABLE, "Try again in 2 s.", 2),
     ],
 )
 def test_an_error_says_what_is_the_matter_and_what_to_do(error, words, seconds):

@@ -201,3 +201,24 @@ def test_an_answer_that_cannot_be_unpacked_is_a_line(server, capsys):
     server.answers["GET", "/v1/audio/voices"] = answer
     assert call(server, "voices", "ls") == 3
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nobody_there_says_how_to_name_another(server):
+    server.server_close()
+    for url in ("http://127.0.0.1:9", "http://["):
+        with (
+            VoicesClient(url) as client,
+            pytest.raises(errors.ServerUnreachableError, match="SPEAKER_URL"),
+        ):
+            client.get("ann")
+
+
+def test_speech_that_is_not_saved_says_so(server, tmp_path, capsys):
+    server.answers["POST", "/v1/audio/speech"] = (200, {}, b"RIFF")
+    spoken = "voices", "try", "ann", "--model", "m"
+    assert call(server, *spoken) == 0
+    said = capsys.readouterr()
+    assert said.err == "not saved; --out FILE.wav saves it\n"
+    assert "not saved" not in said.out
+    assert call(server, *spoken, "--out", tmp_path / "a.wav") == 0
+    assert "not saved" not in capsys.readouterr().err

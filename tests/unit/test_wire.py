@@ -80,13 +80,14 @@ def test_a_message_of_another_kind_is_refused(kind):
         b"\x91" * 100_000,
         msgspec.msgpack.encode({"type": "Deleted", "num_entries": "two", "busy": []}),
         msgspec.msgpack.encode({"type": "Deleted", "num_entries": 2}),
+        msgspec.msgpack.encode({"type": "D" * 100_000}),
         msgspec.msgpack.encode(
             {"type": "Deleted", "num_entries": 2, "busy": [], "more": 1}
         ),
         wire.encode(BY_KIND[wire.Deleted])[:-1],
         wire.encode(BY_KIND[wire.Deleted]) + b"\0",
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data):
     with pytest.raises(WorkerRPCError, match="Deleted") as caught:

@@ -90,6 +90,17 @@ def hold(speakers, encoder, ref):
 # -------- wanting
 
 
+def test_what_another_worker_has_in_its_turn_waits_until_that_is_stuck(
+    speakers, restarted, ref
+):
+    job = speakers._work.job_of(want_call(speakers, ref, ["codec"]).new[0])
+    with restarted._work.turns.turn(job.key) as is_mine:
+        assert is_mine
+        assert not speakers._work.do(job, is_stuck=False)
+        assert num_encodes(speakers) == 0
+        assert speakers._work.do(job, is_stuck=True) and num_encodes(speakers) == 1
+
+
 def test_rank_0_encodes_and_the_others_find_what_it_published(speakers, restarted, ref):
     prepare(restarted, ref, NAMES, rank=1)
     assert num_encodes(restarted) == 0

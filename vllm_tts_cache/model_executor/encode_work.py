@@ -438,7 +438,7 @@ def _too_little(num_bytes: int, num_free_bytes: int) -> EncodeError:
 class StoredEncodeWork:
     """Encodes what lies in the store, and keeps the encodings there and in memory.
 
-    Only the encode thread calls its methods.
+    Only the encode thread calls its methods; `job_of` is for the RPC's thread.
 
     Args:
         encoders: By name; empty if `load` brings them.

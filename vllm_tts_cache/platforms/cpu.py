@@ -7,6 +7,8 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
+from vllm_tts_cache import patch_once
+
 
 def _always(answer: Any) -> Any:
     """Return a class method that returns ``answer`` for any arguments."""
@@ -29,10 +31,6 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     get_omni_ar_worker_cls = _always(f"{_WORKERS}.CPUARWorker")
     get_omni_generation_worker_cls = _always(f"{_WORKERS}.CPUGenerationWorker")
     get_diffusion_worker_cls = _always(f"{_WORKERS}.CPUDiffusionWorker")
-    # Torch's own attention: the only one that `attend_by_torch` makes run here.
-    get_diffusion_attn_backend_cls = _always(
-        "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend"
-    )
     get_default_stage_config_path = _always("vllm_omni/deploy")  # vLLM-Omni's own
     # Compiling the code predictor costs more than it saves here.
     supports_torch_inductor = _always(False)
@@ -42,6 +40,18 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     # A CPU has no queue and no caching allocator. Diffusion workers call these.
     synchronize = empty_cache = reset_peak_memory_stats = _always(None)
     max_memory_reserved = max_memory_allocated = _always(0)
+
+    @classmethod
+    def get_diffusion_attn_backend_cls(cls, *_: Any, **__: Any) -> str:
+        """Return torch's own attention, and make it run in the process that asks.
+
+        Layers of codec decoders have it as well as those of diffusion stages, also as
+        the fallback that some models compute with on an unknown device.
+        """
+        from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend, SDPAImpl
+
+        patch_once(SDPAImpl, "forward", lambda _: SDPAImpl.forward_cuda)
+        return f"{SDPABackend.__module__}.{SDPABackend.__name__}"
 
     @classmethod
     def get_free_memory(cls, device: torch.device | None = None) -> int:

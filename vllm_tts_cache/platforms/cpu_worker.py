@@ -11,7 +11,6 @@ import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
@@ -154,18 +153,8 @@ class CPUDiffusionWorker(DiffusionWorker):
         """Prepare this process before the pipeline is built in it."""
         leave_out_matrices()
         answer_without_accelerator()
-        attend_by_torch()
         pack_outputs_here()
         super().init_device()
-
-
-def attend_by_torch() -> None:
-    """Make the host's attention by torch run on a platform that it does not know.
-
-    Each layer has it: by our platform's choice, and as the fallback that some models
-    compute with on an unknown device.
-    """
-    patch_once(SDPAImpl, "forward", lambda _: SDPAImpl.forward_cuda)
 
 
 def pack_outputs_here() -> None:

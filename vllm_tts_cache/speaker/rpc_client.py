@@ -302,7 +302,8 @@ def _answers_of(method: Method[A], replica: Any) -> list[A]:
         try:
             found = msgspec.msgpack.decode(answer, type=kinds)
         except _NOT_OURS as exc:  # another version of this package, perhaps
-            what = f"not the bytes of {method.answer.__name__}: {exc}"
+            # msgspec quotes what it was sent.
+            what = f"not the bytes of {method.answer.__name__}: {str(exc)[:200]}"
             raise WorkerRPCError(f"{method.name}: {what}") from exc
         if isinstance(found, wire.Unsupported):
             raise UnsupportedModelError(f"{method.name}: {found.reason}")

@@ -25,20 +25,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 from safetensors.numpy import save
 from xxhash import xxh3_128
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.audio.containers import ClipFile
-from vllm_tts_cache.audio.decode import DecodedAudio, blocks, downmix
 from vllm_tts_cache.audio.reference import AUDIO, ReferenceAudio
 from vllm_tts_cache.errors import EncodingCorruptError
 from vllm_tts_cache.logs import ThrottledLog
+
+if TYPE_CHECKING:  # a stage without speakers loads this module, and needs no decoder
+    from vllm_tts_cache.audio.decode import DecodedAudio
 
 Array = npt.NDArray[np.generic]
 
@@ -246,6 +246,8 @@ def _shortest(audio: ReferenceAudio, source: bytes | None) -> StoredClip:
 
 def _exact_flac(audio: ReferenceAudio) -> bytes | None:
     """Return a FLAC file that decodes to the same samples, None if there is none."""
+    import soundfile
+
     for bits in _GRIDS:
         numbers = _on_grid(audio.samples, bits)
         if numbers is None:
@@ -276,6 +278,9 @@ def _on_grid(samples: npt.NDArray[np.float32], bits: int) -> npt.NDArray[Any] | 
 
 
 def _decoded(data: bytes, clip_starts: Sequence[int]) -> ReferenceAudio:
+    from vllm_tts_cache.audio.containers import ClipFile
+    from vllm_tts_cache.audio.decode import blocks, downmix
+
     # It passed the limits when it was registered; today's may be narrower.
     mixed = downmix(blocks(ClipFile(data).frames()))
     return ReferenceAudio.of(mixed.samples, mixed.sample_rate_hz, clip_starts)
@@ -382,7 +387,7 @@ def _read(
         ) from exc
 
 
-def audio_to_bytes(decoded: DecodedAudio) -> bytes:
+def audio_to_bytes(decoded: "DecodedAudio") -> bytes:
     """Return the whole file; takes up to a second of CPU."""
     audio = decoded.audio
     key = EncodingKey(audio_sha256=audio.audio_sha256, encoder_fingerprint=AUDIO)
@@ -424,6 +429,8 @@ def audio_to_client(blob: bytes, key: EncodingKey) -> tuple[bytes, str]:
 
 
 def _wav(audio: ReferenceAudio) -> bytes:
+    import soundfile
+
     file = io.BytesIO()
     soundfile.write(file, audio.samples, audio.sample_rate_hz, "FLOAT", format="WAV")
     wav = bytearray(file.getvalue())

@@ -113,9 +113,8 @@ def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
     """
 
     def delete_strays(prefix: str) -> list[str]:
-        with database.read() as db:
-            strays = _strays(db, directory, prefix)
-        settled = (_settle_copies(directory, database, sha) for sha in sorted(strays))
+        strays = sorted(_strays(database, directory, prefix))
+        settled = (_settle_copies(directory, database, sha) for sha in strays)
         return [line for lines in settled for line in lines]
 
     each = (partial(delete_strays, prefix) for prefix in directory.prefixes())
@@ -154,19 +153,19 @@ def _wrong_sums(db: Connection) -> list[str]:
 def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
     """Remove files without a row and rows without a file, under one prefix."""
     directory = blobs.files
+    if isinstance(blobs, BucketOwner):  # there most rows have no file
+        settle, differing = _settle_copies, _strays(database, directory, prefix)
+    else:
+        settle, found = _settle, _artifacts(directory, prefix)
+        known: dict[str, set[str]] = {}
+        with database.read() as db:
+            rows = stored_files.between(db, prefix, prefix + "g")
+        for row in rows:
+            known.setdefault(row.audio_sha256, set()).add(row.artifact)
+        either = found.keys() | known.keys()
+        differing = {sha for sha in either if found.get(sha) != known.get(sha)}
     with database.read() as db:
-        differing = stored_files.unowned(db, prefix, prefix + "g")
-        if isinstance(blobs, BucketOwner):  # there most rows have no file
-            settle = _settle_copies
-            differing |= _strays(db, directory, prefix)
-        else:
-            settle = _settle
-            found = _artifacts(directory, prefix)
-            known: dict[str, set[str]] = {}
-            for row in stored_files.between(db, prefix, prefix + "g"):
-                known.setdefault(row.audio_sha256, set()).add(row.artifact)
-            either = found.keys() | known.keys()
-            differing |= {sha for sha in either if found.get(sha) != known.get(sha)}
+        differing |= stored_files.unowned(db, prefix, prefix + "g")
     settled = (settle(directory, database, sha) for sha in sorted(differing))
     return [line for lines in settled for line in lines]
 
@@ -175,11 +174,12 @@ def _artifacts(directory: StoreDirectory, prefix: str) -> dict[str, set[str]]:
     return {sha: directory.artifacts(sha) for sha in directory.addresses(prefix)}
 
 
-def _strays(db: Connection, directory: StoreDirectory, prefix: str) -> set[str]:
+def _strays(database: Database, directory: StoreDirectory, prefix: str) -> set[str]:
     """Return addresses under a prefix that have copies without a row."""
     # Listed before the rows: a writer commits a row before it writes the copy.
     found = _artifacts(directory, prefix)
-    stored = stored_files.artifacts(db, list(found))
+    with database.read() as db:
+        stored = stored_files.artifacts(db, list(found))
     return {sha for sha in found if found[sha] - stored[sha]}
 
 

@@ -43,6 +43,14 @@ def test_big_endian_and_strided_arrays_are_stored_by_value():
     assert got["x"].dtype == np.dtype("<f4")
 
 
+def test_a_stage_that_reads_encodings_loads_no_audio_decoder():
+    code = "import sys, vllm_tts_cache.speaker.wire, vllm_tts_cache.store.encoding;"
+    assert (
+        printed_by(f"{code} print({{'av', 'soundfile'}} & {{*sys.modules}})")
+        == "set()\n"
+    )
+
+
 def test_equal_encodings_give_equal_bytes_in_every_process():
     script = (
         "from tests.encoding_samples import make_key, make_encoding\n"

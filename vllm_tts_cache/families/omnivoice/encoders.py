@@ -43,10 +43,10 @@ class OmniVoiceEncoder(higgs.HiggsEncoder):
         Raises: EncodeError: Without its silence the clip has no whole frame, or the
         network failed on it.
         """
+        clip = preparation.prepare(audio, self.sizes.samples_per_frame)
+        if not clip.samples.size:
+            raise EncodeError("without its silence nothing is left of the clip")
         with encoding_exactly(self.device, "audio tokenizer"):
-            clip = preparation.prepare(audio, self.sizes.samples_per_frame)
-            if not clip.samples.size:
-                raise EncodeError("without its silence nothing is left of the clip")
             codes = self.codes(clip.samples)
         return Encoding({"codes": codes, "rms": np.array([clip.rms], np.float32)})
 
