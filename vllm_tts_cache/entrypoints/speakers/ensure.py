@@ -79,17 +79,10 @@ class SpeakerEncodings:
     """The encodings of one server's speakers; for the event loop only.
 
     Args:
-        store: Has the encodings.
         settings: How long, and how many may wait. A request waits for five times the
             timeout of an encode in all.
-        workers: Make the encodings.
-        model: What is served.
-        lookups: Runs indexed reads.
-        speakers: Finds a speaker again whose audio was replaced.
-        kv_warming: Prefills voices whose encodings exist.
 
     Attributes:
-        pending: What callers of this process wait for.
         encoders_id: The workers' encoders, as `fingerprints` knew them last.
         secret: Signs speakers and salts; the workers have it when they are described.
     """
@@ -179,10 +172,7 @@ class SpeakerEncodings:
         return False
 
     async def keys(self, need: EncodingNeed) -> list[EncodingKey]:
-        """Return the keys under which the workers' encoders keep the encodings.
-
-        Raises: As `fingerprints`.
-        """
+        """Return the keys of the encodings. Raises: as `fingerprints`."""
         fingerprints = self._fingerprints or await self._describe()
         return [
             EncodingKey(
@@ -305,17 +295,11 @@ class SpeakerEncodings:
     ) -> bool | None:
         """Make the speaker's encodings exist; True if they already did.
 
-        Args:
-            found: The speaker.
-            force: Encode anew what exists.
-            urgent: Whether to wait until they do. If not they are made in the
-                background, as after a registration, and waited for a while.
-
-        Returns: None if they are still being made.
+        Unless ``urgent``, they are made in the background, as after a registration, and
+        waited for a while; None if they are still being made then.
 
         Raises: SpeakerNotFoundError if it is deleted meanwhile, SpeakerReplacedError
-            if it is replaced again and again, CannotCloneError, and as
-            `ensure`.
+            if it is replaced again and again, CannotCloneError, and as `ensure`.
         """
         tenant, name = Tenant(name=found.record.tenant), found.record.name
         make = self._precompute if urgent else self._precompute_in_turn

@@ -143,15 +143,9 @@ class PendingEncodings:
     ) -> Pending:
         """Add a caller, who waits for the ``future`` and then calls `leave`.
 
-        Args:
-            key: Which encoding.
-            segment: Whose it is.
-            tenant: In whose turn it is made.
-            urgent: Whether a request waits.
-            force: Encode although it exists.
-            only_worker: Whether to ask the worker even if the catalogue has it.
+        The arguments are fields of `Want` and `Pending`.
 
-        Raises: ServerBusyError.
+        Raises: ServerBusyError if too many inline audios wait, or after a shutdown.
         """
         if self._is_shut_down:
             raise shutting_down()

@@ -94,25 +94,13 @@ class SpeakerService:
 
     Args:
         settings: Which storage to open, and its budgets.
-        engine: The host's engine client.
-        model: What is served.
         speech: The serving class; None where no voice is prefilled.
         memories: Other caches of voices in this process, see `Deletions`.
 
     Raises: StorageError, ConfigError.
 
     Attributes:
-        model: What is served.
-        tenants: Finds the tenant of an API key.
-        lookups: Finds speakers.
-        encodings: Makes speakers' encodings exist.
-        kv_warming: Prefills voices whose encodings exist.
-        uploads: Decodes and registers uploads.
-        inline: Decodes and stores clips that come with a request.
-        deletions: Carries deletions out, here and in other processes.
-        prompts: What prompts begin with, by audio.
         texts: Checks texts and builds prompts of them, where that takes long.
-        bundles: Exports and imports voices.
         bundling: Runs exports and imports, one at a time: a bundle may have 64 MiB.
         exports: Bounds the bundles that are being sent.
         sounds: Bounds the clips of reference audio that are being sent.
