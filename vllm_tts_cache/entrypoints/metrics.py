@@ -29,7 +29,12 @@ from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError, log_text_of
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers, UnsupportedModelError
+from vllm_tts_cache.speaker.rpc_client import (
+    DECODER_STATS,
+    STATS,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
 from vllm_tts_cache.store.directory import claim
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
@@ -367,7 +372,7 @@ class MetricsRefresh:
             answers = await workers.call(STATS)
         except UnsupportedModelError:
             return
-        decoders = await self._decoders.stats()
+        decoders = await self._decoders.call(DECODER_STATS)
         growth = self._growth = self._growth or Growth(is_first=self._turn.is_first)
         self._show(answers, decoders, growth)
         self._metrics.workers_seen.set_to_current_time()

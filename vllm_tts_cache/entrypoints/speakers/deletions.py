@@ -24,7 +24,11 @@ from vllm_tts_cache.entrypoints.speakers.lookups import (
 )
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.logs import ThrottledLog, logger
-from vllm_tts_cache.speaker.rpc_client import DELETE, UnsupportedModelError
+from vllm_tts_cache.speaker.rpc_client import (
+    DELETE,
+    DELETE_STATES,
+    UnsupportedModelError,
+)
 from vllm_tts_cache.speaker.wire import DeleteCall
 from vllm_tts_cache.store.recovery import recover_aside
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -375,7 +379,7 @@ class Deletions:
             answers = await workers.call(DELETE, call)
         except UnsupportedModelError:
             return set()
-        await self._decoders.delete(call)
+        await self._decoders.call(DELETE_STATES, call)
         return {sha for answer in answers for sha in answer.busy}
 
     async def _sweep(self) -> None:

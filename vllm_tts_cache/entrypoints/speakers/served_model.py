@@ -10,14 +10,12 @@ from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.speaker.family import Family, clips_problem, possible_modes
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
 from vllm_tts_cache.speaker.rpc_client import (
-    DECODER_STATS,
-    DELETE_STATES,
     A,
     AsyncWorkers,
     Method,
     UnsupportedModelError,
 )
-from vllm_tts_cache.speaker.wire import DecoderStats, DeleteCall
+from vllm_tts_cache.speaker.wire import DeleteCall
 
 # Of a voice's encodings, for the model that is served.
 CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
@@ -47,18 +45,11 @@ class Decoders:
         self._workers = workers
         self._family = family
 
-    async def delete(self, call: DeleteCall) -> None:
-        """Delete the states of the call's audios. Raises: WorkerRPCError."""
-        await self._call(DELETE_STATES, call)
-
-    async def stats(self) -> list[DecoderStats]:
-        """Return each worker's counters and sizes; an empty list if no states are kept.
+    async def call(self, method: Method[A], call: DeleteCall | None = None) -> list[A]:
+        """Return each worker's answer; an empty list if no states are kept.
 
         Raises: WorkerRPCError.
         """
-        return await self._call(DECODER_STATS)
-
-    async def _call(self, method: Method[A], call: DeleteCall | None = None) -> list[A]:
         family = self._family()
         if family is None or not family.decoders:
             return []
@@ -136,6 +127,5 @@ class ServedModel:
             return [] if mode is None else [mode.name]
         if clips_problem(family, record.num_clips) is not None:
             return []
-        has_transcript = bool(record.ref_text)
-        possible = possible_modes(family, has_transcript=has_transcript)
+        possible = possible_modes(family, has_transcript=bool(record.ref_text))
         return [mode.name for mode in possible]

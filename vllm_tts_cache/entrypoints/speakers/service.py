@@ -21,7 +21,7 @@ from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.registering import Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
-from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers
+from vllm_tts_cache.speaker.rpc_client import DECODER_STATS, STATS, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registering import Registered
@@ -234,7 +234,7 @@ class SpeakerService:
             answers = await cloning.call(STATS)
             workers = [answer.shown for answer in answers]
         shown = {**known, "flights": self.encodings.num_flights, "workers": workers}
-        if decoders := await self._decoders.stats():
+        if decoders := await self._decoders.call(DECODER_STATS):
             shown["decoders"] = [answer.shown for answer in decoders]
         if (warming := self.kv_warming.stats()) is not None:
             shown["kv_warming"] = warming
