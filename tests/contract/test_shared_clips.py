@@ -177,7 +177,7 @@ async def test_a_tenant_takes_as_many_inline_places_as_it_may(hosting):
         gate = host.server.encoders[0].gate
         gate.clear()
         first = asyncio.create_task(us.speak(**inline(310.0)))
-        await soon(lambda: host.server.service.encodings.num_flights > 0)
+        await soon(lambda: len(host.server.service.encodings.pending) > 0)
         refused = await us.speak(**inline(320.0))
         assert refused.status_code == 503 and "Retry-After" in refused.headers
         other = asyncio.create_task(them.speak(**inline(330.0)))

@@ -71,7 +71,7 @@ async def test_refused_inline_clips_push_out_no_audio_of_those_that_wait(server)
         for pitch in pitches
     ]
     spoken = [asyncio.create_task(each) for each in asked[:2]]
-    await soon(lambda: server.service.encodings.num_flights == 2)
+    await soon(lambda: len(server.service.encodings.pending) == 2)
     for each in asked[2:]:
         refused = await each
         assert refused.status_code == 503

@@ -257,7 +257,9 @@ async def test_a_voice_in_its_turn_or_forced_goes_after_one_that_is_urgent(serve
         await server.register(f"v{length}", wav(seconds=length))
         made = server.client.post(f"{VOICES}/v{length}/cache?{query}")
         waiting.append(asyncio.create_task(made))
-        await soon(lambda length=length: server.service.encodings.num_flights == length)
+        await soon(
+            lambda length=length: len(server.service.encodings.pending) == length
+        )
         if length == 1:
             assert await asyncio.to_thread(encoder.entered.wait, 20)
         await soon(lambda length=length: num_waiting(server) == length - 1)
@@ -318,7 +320,7 @@ async def test_what_no_client_waits_for_any_more_is_not_encoded(server, monkeypa
         async with httpx.AsyncClient() as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{url}/Bob/cache", timeout=0.5)
-        await soon(lambda: server.service.encodings.num_flights == 1)
+        await soon(lambda: len(server.service.encodings.pending) == 1)
         await asyncio.sleep(1.5 * pending.LEASE_SECONDS)  # of what the worker was told
     server.encoders[0].gate.set()
     assert (await ann).status_code == 200

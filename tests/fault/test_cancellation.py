@@ -89,7 +89,7 @@ class EnsureRig(test_ensure.Rig):
 
     async def nothing_is_left(self):
         """Of what was cancelled; what goes on by itself is over soon."""
-        assert self.ensurer.num_flights == 0
+        assert len(self.ensurer.pending) == 0
         await soon(lambda: self.ensurer.pending._task is None)
         await soon(lambda: is_idle(self.lookups))
         await soon(lambda: len(asyncio.all_tasks()) == 1)

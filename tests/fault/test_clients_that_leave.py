@@ -127,7 +127,7 @@ def num_waiting(server):
     in_hand = (
         len(inline._fetches) + len(inline._decodes) + inline._executor._num_pending
     )
-    return server.service.encodings.num_flights + in_hand
+    return len(server.service.encodings.pending) + in_hand
 
 
 async def nothing_is_left(server, before):
@@ -154,10 +154,10 @@ async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
         for first in range(0, NUM_CLIENTS, AT_ONCE):
             some = range(first, first + AT_ONCE)
             connections += [await ask(port, clip(number)) for number in some]
-            await soon(lambda so_far=some.stop: ensurer.num_flights == so_far)
+            await soon(lambda so_far=some.stop: len(ensurer.pending) == so_far)
         await soon(speaker.entered.is_set)
         await leave(connections)
-        await soon(lambda: ensurer.num_flights == 0)
+        await soon(lambda: len(ensurer.pending) == 0)
         done = await server.register("Ann", wav(pitch_hz=90), ref_text="words")
         assert done.status_code == 200, done.text
         ann = done.json()["voice"]["audio_sha256"]

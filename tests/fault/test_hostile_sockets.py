@@ -210,7 +210,7 @@ def test_no_frame_is_a_fault_or_leaves_any(default_checkpoint, tmp_path, monkeyp
     async def settled():
         until = loop.time() + ANSWER_SECONDS
         service = server.service
-        while service.encodings.num_flights or len(tasks_of(loop)) > before.tasks:
+        while service.encodings.pending or len(tasks_of(loop)) > before.tasks:
             assert loop.time() < until, asyncio.all_tasks()
             await asyncio.sleep(0.05)
 
@@ -306,9 +306,9 @@ async def test_a_client_that_sends_ahead_of_a_cold_voice_is_cut_off(server):
     async with listening(server.app) as port:
         async with connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket:
             await said(socket, CONFIG, {"type": "input.text", "text": "Hi."}, DONE)
-            while ensurer.num_flights == 0:
+            while len(ensurer.pending) == 0:
                 await asyncio.sleep(0.01)
             assert await floods(socket, 2 * AHEAD_MAX_BYTES) == 1009
-            assert ensurer.num_flights == 0
+            assert len(ensurer.pending) == 0
         server.encoders[0].gate.set()
         assert await asyncio.wait_for(speaks(port), ANSWER_SECONDS)

@@ -135,7 +135,7 @@ async def test_deleting_one_of_two_names_keeps_what_the_other_needs(rig):
     await rig.precompute()
     rig.encoders[0].gate.clear()
     making = asyncio.create_task(rig.service.encodings.ensure(need, force=True))
-    await soon(lambda: rig.service.encodings.num_flights > 0)
+    await soon(lambda: len(rig.service.encodings.pending) > 0)
     await delete(rig)
     rig.encoders[0].gate.set()
     await making

@@ -164,11 +164,11 @@ async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     await soon(lambda: rig.engine.calls.count("tts_cache_want") >= 5)
     calls = rig.engine.calls.count("tts_cache_want")
     assert calls / (time.monotonic() - began) <= 10
-    assert rig.ensurer.num_flights == 1001
+    assert len(rig.ensurer.pending) == 1001
     waits = rig.speakers.stats().waiting["registered"]
     assert waits <= 64 * calls  # a call costs a look at a file for each
     await leave(*waiting)
-    assert rig.ensurer.num_flights == 0
+    assert len(rig.ensurer.pending) == 0
 
 
 async def test_voices_that_keep_coming_cost_no_more_calls(rig):
@@ -215,7 +215,7 @@ async def test_a_request_does_not_stand_in_line_for_ever(rig_of, monkeypatch):
     with pytest.raises(ServerBusyError) as caught:
         await rig.ensurer.ensure(inline)
     assert caught.value.retry_after_seconds > 0
-    assert rig.ensurer.num_flights == 1  # that of no request, which waits on
+    assert len(rig.ensurer.pending) == 1  # that of no request, which waits on
     rig.encoders[0].gate.set()
     assert await held is False
 
@@ -377,7 +377,7 @@ async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
     rig.engine.calls.clear()
     await asyncio.sleep(0.5)
     assert rig.engine.calls == []
-    assert rig.ensurer.num_flights == 0
+    assert len(rig.ensurer.pending) == 0
 
 
 async def test_an_encoding_is_heard_of_before_a_busy_worker_answers(rig, monkeypatch):
@@ -418,7 +418,7 @@ async def test_a_disk_that_fails_meanwhile_is_told_to_all_who_wait(rig, monkeypa
     for caller in waiting:
         with pytest.raises(StorageError, match="fault"):
             await asyncio.wait_for(caller, 60)
-    assert rig.ensurer.num_flights == 0
+    assert len(rig.ensurer.pending) == 0
     fails = False
     is_idle.set()
     again = rig.begin(rig.need(1))
@@ -592,7 +592,7 @@ async def test_a_wait_ends_where_only_the_catalogue_answers(rig, monkeypatch):
     is_away = True
     with pytest.raises(WorkerRPCError, match="gone"):
         await asyncio.wait_for(waiting, 60)
-    assert rig.ensurer.num_flights == 0
+    assert len(rig.ensurer.pending) == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])

@@ -176,7 +176,7 @@ async def test_a_transcript_that_comes_during_an_encode_is_precomputed(rig_of):
     sample = decoded(clip(1))
     rig.store.registrations.register(new_speaker("Ann", clip(1)), sample)
     rig.service.encodings.precompute_from(1)
-    await soon(lambda: rig.service.encodings.num_flights)
+    await soon(lambda: rig.service.encodings.pending)
     change = SpeakerChanges({"ref_text": "What is said."})
     await rig.service.change(ALONE, "Ann", change)
     for encoder in rig.encoders:
@@ -266,7 +266,7 @@ async def test_no_more_than_so_many_are_under_way(rig_of, monkeypatch):
     rig.service.encodings.precompute_from(1)
     await soon(rig.encoders[0].entered.is_set)
     await asyncio.sleep(0.2)
-    assert rig.service.encodings.num_flights <= 3 * len(NAMES)
+    assert len(rig.service.encodings.pending) <= 3 * len(NAMES)
     rig.encoders[0].gate.set()
     await all_are_encoded(rig)
 

@@ -127,11 +127,6 @@ class SpeakerEncodings:
         self._has_registered = asyncio.Event()
         self._precomputing: asyncio.Task[None] | None = None
 
-    @property
-    def num_flights(self) -> int:
-        """Encodings that callers of this process wait for."""
-        return len(self.pending)
-
     def cloning_workers(self) -> AsyncWorkers | None:
         """Return the workers; None if the model clones nothing."""
         return None if self._model.family() is None else self._workers

@@ -129,7 +129,7 @@ class KVWarming:
         """
         engine = self._speech.engine_client
         is_away = engine._paused or engine._sleeping_tags or engine.errored
-        num_encodes = self._speech.speakers.encodings.num_flights
+        num_encodes = len(self._speech.speakers.encodings.pending)
         return not (is_away or engine.request_states or num_encodes)
 
     @property

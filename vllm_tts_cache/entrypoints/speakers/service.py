@@ -162,7 +162,7 @@ class SpeakerService:
             store,
             self.encodings.cloning_workers,
             self._decoders,
-            lambda: self.encodings.num_flights,
+            lambda: len(self.encodings.pending),
             metrics_directory(),
         )
 
@@ -233,7 +233,7 @@ class SpeakerService:
         if (cloning := self.encodings.cloning_workers()) is not None:
             answers = await cloning.call(STATS)
             workers = [answer.shown for answer in answers]
-        shown = {**known, "flights": self.encodings.num_flights, "workers": workers}
+        shown = {**known, "flights": len(self.encodings.pending), "workers": workers}
         if decoders := await self._decoders.call(DECODER_STATS):
             shown["decoders"] = [answer.shown for answer in decoders]
         if (warming := self.kv_warming.stats()) is not None:
