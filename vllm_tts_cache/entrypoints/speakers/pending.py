@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from operator import attrgetter
 
 from msgspec import structs
 
@@ -53,7 +54,7 @@ _KEYS_PER_LOOK = 1000
 OUTAGE_SECONDS = 5.0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pending:
     """One encoding that callers of this process wait for.
 
@@ -69,7 +70,7 @@ class Pending:
     want: Want
     future: "asyncio.Future[None]"
     since: float
-    only_worker: bool
+    only_worker: bool = False
     num_waiting: int = 0
     was_sent: bool = False
 
@@ -128,7 +129,7 @@ class PendingEncodings:
     def refuses(self, audio_sha256: str) -> bool:
         """Whether this inline audio would be one too many that waits."""
         wants = [pending.want for pending in list(self._by_key.values())]  # in threads
-        inline = (w.audio_sha256 for w in wants if w.segment == Segment.INLINE.value)
+        inline = (w.audio_sha256 for w in wants if w.segment == Segment.INLINE)
         return len({audio_sha256, *inline}) > self._max_inline
 
     def join(
@@ -148,32 +149,25 @@ class PendingEncodings:
         Raises: ServerBusyError if too many inline audios wait, or after a shutdown.
         """
         if self._is_shut_down:
-            raise shutting_down()
-        loop = asyncio.get_running_loop()
-        pending = self._by_key.get(key)
-        if pending is None:
+            raise ServerBusyError("it is shutting down")
+        want = Want(
+            id=next(self._ids),
+            audio_sha256=key.audio_sha256,
+            fingerprint=key.encoder_fingerprint,
+            segment=segment.value,
+            tenant=tenant,
+            urgent=urgent,
+            force=force,
+        )
+        if (pending := self._by_key.get(key)) is None:
             if segment is Segment.INLINE and self.refuses(key.audio_sha256):
                 raise too_many_inline()
-            want = Want(
-                id=next(self._ids),
-                audio_sha256=key.audio_sha256,
-                fingerprint=key.encoder_fingerprint,
-                segment=segment.value,
-                tenant=tenant,
-                urgent=urgent,
-                force=force,
-            )
-            pending = self._by_key[key] = Pending(
-                key=key,
-                want=want,
-                future=loop.create_future(),
-                since=time.monotonic(),
-                only_worker=only_worker,
-            )
-            self._by_id[want.id] = self._unsent[want.id] = pending
+            future = asyncio.get_running_loop().create_future()
+            pending = Pending(key, want, future, time.monotonic())
+            self._by_key[key] = self._by_id[want.id] = self._unsent[want.id] = pending
         else:
-            self._merge_want(pending, segment, tenant, urgent=urgent, force=force)
-            pending.only_worker |= only_worker
+            self._merge(pending, want)
+        pending.only_worker |= only_worker
         pending.num_waiting += 1
         if self._joined is not None and not self._joined.done():
             self._joined.set_result(None)
@@ -196,41 +190,29 @@ class PendingEncodings:
     def shutdown(self) -> None:
         """Stop asking; waiting and later callers get a ServerBusyError."""
         self._is_shut_down = True
-        self._settle_all(shutting_down())
+        self._settle_all(ServerBusyError("it is shutting down"))
         if self._task is not None:
             self._task.cancel()
 
     # -------- what is waited for
 
-    def _merge_want(
-        self,
-        pending: Pending,
-        segment: Segment,
-        tenant: str,
-        *,
-        urgent: bool,
-        force: bool,
-    ) -> None:
+    def _merge(self, pending: Pending, new: Want) -> None:
         """Change the want to what one more caller needs."""
         was = pending.want
-        is_voice = Segment.REGISTERED in (segment, Segment(was.segment))
-        segment = Segment.REGISTERED if is_voice else Segment.INLINE
-        now_forced = force and not was.force
+        now_forced = new.force and not was.force
         want = structs.replace(
-            was,
+            new,  # also its tenant: the worker keeps the tenants of before
             # A running encode may have begun before this caller forced one.
-            id=next(self._ids) if now_forced else was.id,
-            segment=segment.value,
-            tenant=tenant,  # the worker also keeps the tenants of before
-            urgent=urgent or was.urgent,
-            force=force or was.force,
+            id=new.id if now_forced else was.id,
+            segment=was.segment if new.segment == Segment.INLINE else new.segment,
+            urgent=new.urgent or was.urgent,
+            force=new.force or was.force,
         )
-        if want == was:
-            return
         if now_forced:
             self._withdraw(pending)
-        pending.want = want
-        self._by_id[want.id] = self._unsent[want.id] = pending
+        if want != was:
+            pending.want = want
+            self._by_id[want.id] = self._unsent[want.id] = pending
 
     def _withdraw(self, pending: Pending) -> None:
         """Withdraw the want, if the workers may have received it."""
@@ -377,10 +359,8 @@ class PendingEncodings:
 
         Wants are sent again if no answer comes: they may not have arrived.
         """
-        unsent = self._unsent.values()
-        # Urgent wants are sent first.
-        batch = [each for each in unsent if each.want.urgent]
-        batch = (batch + [each for each in unsent if not each.want.urgent])[:MAX_NEW]
+        is_urgent = attrgetter("want.urgent")  # those are sent first
+        batch = sorted(self._unsent.values(), key=is_urgent, reverse=True)[:MAX_NEW]
         withdrawn = list(islice(self._withdrawn, MAX_WITHDRAWN))
         # The next answer may take as long, and the lease is to last until then.
         lease_seconds = LEASE_SECONDS + 3 * self._answer_seconds
@@ -462,8 +442,3 @@ class PendingEncodings:
 def too_many_inline() -> ServerBusyError:
     """Return the error of an inline encoding that is refused, here or by a worker."""
     return ServerBusyError("too many inline references wait to be encoded")
-
-
-def shutting_down() -> ServerBusyError:
-    """Return the error of callers that wait when the server ends."""
-    return ServerBusyError("it is shutting down")
