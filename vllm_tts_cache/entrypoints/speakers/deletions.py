@@ -53,7 +53,6 @@ RECOVER_PATIENCE_SECONDS = 2.0
 # After an outage of the catalogue: at most so often, and within so long.
 RECOVERY_SECONDS = 300.0
 RECOVERY_SPREAD_SECONDS = 120.0
-NUM_THREADS = 2
 MAX_WAITING = 64
 # A disk or an object store that does not answer holds up a removal for a minute.
 NUM_REMOVALS = 3
@@ -107,7 +106,7 @@ class Deletions:
         self._recovered_at = 0.0
         self._recover_at: float | None = None  # when to recover after an outage
         self._clients = BoundedExecutor(
-            "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
+            "too many deletions wait", num_threads=2, max_waiting=MAX_WAITING
         )
         # Never behind clients, and never refused: each loop waits for its own call.
         self._own = BoundedExecutor("a round", num_threads=1, max_waiting=MAX_WAITING)
@@ -117,12 +116,11 @@ class Deletions:
 
     def start(self) -> None:
         """Join the participants, and finish what killed processes began."""
-        if not self._tasks:
-            self._store.participants.join()
-            removals = [self._remove_files] * NUM_REMOVALS
-            for work in (self._round, self._confirm, self._sweep, *removals):
-                self._tasks.append(asyncio.create_task(self._repeat(work)))
-            self._recover()
+        self._store.participants.join()
+        removals = [self._remove_files] * NUM_REMOVALS
+        for work in (self._round, self._confirm, self._sweep, *removals):
+            self._tasks.append(asyncio.create_task(self._repeat(work)))
+        self._recover()
 
     def _recover(self) -> None:
         self._recovered_at, self._recover_at = time.monotonic(), None
@@ -177,8 +175,6 @@ class Deletions:
     async def _delete(
         self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
     ) -> str | None:
-        self.start()
-
         async def look() -> DeletionProgress | None:
             # Not by `_lookups`: it may delete participants that died.
             return await self._clients.run(self._store.progress, name, tenant)

@@ -1,7 +1,6 @@
 """Prefills what all prompts of a voice begin with, before its first request."""
 
 import asyncio
-from asyncio import Task
 from typing import Any
 
 from vllm_tts_cache.catalogue.records import SpeakerRecord
@@ -33,8 +32,8 @@ class KVWarming:
         self._waiting: dict[str, SpeakerRecord] = {}  # by id, the current one too
         self._num_warmed = 0
         self._num_idle_looks, self._min_idle_looks = 0, MIN_LOOKS
-        self._task: Task[None] | None = None
-        self._prefilling: Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._prefilling: asyncio.Task[None] | None = None
 
     def add(self, record: SpeakerRecord) -> bool:
         """Queue a voice whose encodings exist; returns whether it will be prefilled."""

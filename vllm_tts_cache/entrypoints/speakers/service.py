@@ -168,22 +168,16 @@ class SpeakerService:
 
     def start(self) -> None:
         """Start the background tasks; needs a running event loop."""
-        self.tenants.start()
-        self.deletions.start()
-        self.metrics.start()
-        self.encodings.start()
+        for each in (self.tenants, self.deletions, self.metrics, self.encodings):
+            each.start()
 
     def shutdown(self) -> None:
         """Stop the tasks and threads, and close the store."""
         # Tasks before the threads that they use.
-        self.encodings.shutdown()
-        self.kv_warming.shutdown()
-        self.tenants.shutdown()
-        self.deletions.shutdown()
-        self.metrics.shutdown()
+        tasks = self.encodings, self.kv_warming, self.tenants, self.deletions
         pools = self.inline, self.texts, self.uploads, self.bundling
-        for threads in (*pools, self.lookups, self._indexed):
-            threads.shutdown()
+        for each in (*tasks, self.metrics, *pools, self.lookups, self._indexed):
+            each.shutdown()
         self.store.close()
 
     # -------- registering
