@@ -115,8 +115,8 @@ class SpeakerEncodings:
         self.encoders_id = ""
         self.secret = secrets.token_bytes(32)  # until that of the catalogue is read
         self._has_logged_foreign_store = False
-        self._is_fetching = False
-        self._to_recheck: set[str] = set()
+        self._fetching: asyncio.Task[Any] | None = None
+        self._to_recheck = set[str]()
         # Of an object store's: audio -> encoders whose encoding the worker has fetched.
         self._fetched = LRUCache[str, set[str]](MAX_FETCHED)
         self._background: set[asyncio.Task[Any]] = set()
@@ -124,6 +124,7 @@ class SpeakerEncodings:
         # Speakers before this generation were handed to the worker, for these encoders.
         self._next_generation, self._precomputed_for = sys.maxsize, list[str]()
         self._underway = set[tuple[int, bool]]()
+        self._slots = asyncio.Semaphore(MAX_PRECOMPUTED_AT_ONCE)
         self._has_registered = asyncio.Event()
         self._precomputing: asyncio.Task[None] | None = None
 
@@ -134,8 +135,7 @@ class SpeakerEncodings:
     def start(self) -> None:
         """Ask the workers for their encoders, and precompute; needs a running loop."""
         self._fetch_fingerprints()
-        if self._precomputing is None:
-            self._precomputing = asyncio.create_task(self._precompute_registered())
+        self._precomputing = asyncio.create_task(self._precompute_registered())
 
     def shutdown(self) -> None:
         """Stop tasks and threads; callers that wait get a ServerBusyError."""
@@ -211,14 +211,13 @@ class SpeakerEncodings:
                 for too long although others are encoded.
             WorkerRPCError: The workers could not be asked.
         """
-        sha = need.ref.audio_sha256
+        sha, look = need.ref.audio_sha256, self._store.stored_artifacts
         if sha in self._to_recheck:  # by a worker without the secret, perhaps
             await self._describe()
         keys = await self.keys(need)
         missing = absent = keys
         if not force and sha not in self._to_recheck:
             if stored is None:
-                look = self._store.stored_artifacts
                 stored = (await self._lookups.run(look, [sha]))[sha]
             missing = [k for k in keys if k.encoder_fingerprint not in stored]
             if self._store.copies is not None:
@@ -228,7 +227,7 @@ class SpeakerEncodings:
             return True
         await self._wait(absent, need, tenant, urgent=urgent, force=force)
         if not urgent:  # a file may be there without its row
-            stored = (await self._lookups.run(self._store.stored_artifacts, [sha]))[sha]
+            stored = (await self._lookups.run(look, [sha]))[sha]
             if any(key.encoder_fingerprint not in stored for key in keys):
                 raise NotStoredError
         self._to_recheck.discard(sha)
@@ -249,8 +248,11 @@ class SpeakerEncodings:
             ServerBusyError: Too many are read.
             WorkerRPCError: The workers could not be asked.
         """
-        if (found := await self._reads.run(self._read, key)) is not None:
-            return found
+        try:
+            if (found := await self._reads.run(self._store.read, key)) is not None:
+                return found
+        except StorageError as exc:
+            throttled.warn_of("reading an encoding", "%s", exc.log_text)
         # Where the disk cannot store or read it, the worker may have it in memory.
         call = EncodingCall(key.audio_sha256, key.encoder_fingerprint)
         answers = await self._workers.call(ENCODING, call)
@@ -263,9 +265,8 @@ class SpeakerEncodings:
 
     async def cause_of_failure(self, request_id: str) -> str | None:
         """Return why a request's prompt was missing; None if it was not, or unknown."""
-        call = FailedCall(request_ids=[request_id])
         try:
-            answers = await self._workers.call(FAILED, call)
+            answers = await self._workers.call(FAILED, FailedCall([request_id]))
         except WorkerRPCError as exc:
             message = "Asking workers why a prompt was missing failed: %s"
             throttled.warn_of("asking for causes", message, exc)
@@ -299,18 +300,17 @@ class SpeakerEncodings:
         tenant, name = Tenant(name=found.record.tenant), found.record.name
         make = self._precompute if urgent else self._precompute_in_turn
         self._model.check_clones()
-        for _ in range(MAX_TRIES - 1):
+        num_left = MAX_TRIES
+        while True:
+            was, num_left = found.record, num_left - 1
             try:
-                return await make(found.record, found.fingerprints, force=force)
+                return await make(was, found.fingerprints, force=force)
             except GoneError:
+                if not num_left:
+                    check = self._speakers.check_stays
+                    await check(tenant, name, was.audio_sha256, was.generation)
+                    raise
                 found = await self._speakers.get(tenant, name)
-        try:
-            return await make(found.record, found.fingerprints, force=force)
-        except GoneError:
-            was = found.record
-            check = self._speakers.check_stays
-            await check(tenant, name, was.audio_sha256, was.generation)
-            raise
 
     def precompute_from(self, generation: int) -> None:
         """Precompute soon what is registered from this generation on."""
@@ -367,13 +367,6 @@ class SpeakerEncodings:
         self.encoders_id = encoders_id(self._fingerprints)
         return self._fingerprints
 
-    def _read(self, key: EncodingKey) -> Encoding | None:
-        try:
-            return self._store.read(key)
-        except StorageError as exc:
-            throttled.warn_of("reading an encoding", "%s", exc.log_text)
-            return None
-
     async def _wait(
         self,
         keys: Sequence[EncodingKey],
@@ -404,11 +397,12 @@ class SpeakerEncodings:
             futures = [each.future for each in pending]
             # `wait` cancels no future: other callers wait for it too.
             first = asyncio.FIRST_EXCEPTION
-            await asyncio.wait(futures, timeout=max_seconds, return_when=first)
-            done = [future for future in futures if future.done()]
-            for future in done:
-                future.result()
-            if max_seconds is not None and len(done) < len(futures):
+            waiting = asyncio.wait(futures, timeout=max_seconds, return_when=first)
+            _, late = await waiting
+            for future in futures:
+                if future.done():
+                    future.result()
+            if late:
                 what = f"others were encoded for {max_seconds:g} s before this audio"
                 raise ServerBusyError(what)
         except EncodersChangedError:
@@ -429,12 +423,9 @@ class SpeakerEncodings:
     ) -> bool:
         existed = True
         if record.audio_sha256 is not None:
+            need, tenant = self._model.need_of(record), record.tenant
             existed = await self.ensure(
-                self._model.need_of(record),
-                tenant=record.tenant,
-                stored=stored,
-                urgent=urgent,
-                force=force,
+                need, tenant=tenant, stored=stored, urgent=urgent, force=force
             )
         self._kv_warming.add(record)
         return existed
@@ -449,16 +440,13 @@ class SpeakerEncodings:
             change = self._store.set_precompute
             await self._speakers.reads.run(change, record.generation)
             self.precompute_from(record.generation)
-        making = self._forced.get(need) if force else None
-        if making is None:
-            if force and len(self._forced) >= MAX_FORCED:
+            making = self._in_background(self._precompute(record, stored, urgent=False))
+        elif (making := self._forced.get(need)) is None:
+            if len(self._forced) >= MAX_FORCED:
                 raise ServerBusyError("too many encodings are made anew")
-            making = self._in_background(
-                self._precompute(record, stored, urgent=False, force=force)
-            )
-            if force:
-                self._forced[need] = making
-                making.add_done_callback(lambda _: self._forced.pop(need))
+            work = self._precompute(record, urgent=False, force=True)
+            making = self._forced[need] = self._in_background(work)
+            making.add_done_callback(lambda _: self._forced.pop(need))
         try:
             await asyncio.wait([making], timeout=IN_TURN_SECONDS)
         finally:
@@ -477,11 +465,10 @@ class SpeakerEncodings:
         restart, an outage or a failed call leaves nothing out. A failed encode is left
         out until its row says that another try is worth while.
         """
-        slots = asyncio.Semaphore(MAX_PRECOMPUTED_AT_ONCE)
         while True:
             try:
                 if self.cloning_workers() is not None:
-                    await self._precompute_all(slots)
+                    await self._precompute_all()
             except Exception as exc:  # noqa: BLE001  if it ended no voice would be ready
                 message = "Precomputing failed, and is tried again: %s"
                 throttled.warn_of("precomputing", message, log_text_of(exc))
@@ -489,7 +476,7 @@ class SpeakerEncodings:
                 await asyncio.wait_for(self._has_registered.wait(), PRECOMPUTE_SECONDS)
             self._has_registered.clear()
 
-    async def _precompute_all(self, slots: asyncio.Semaphore) -> None:
+    async def _precompute_all(self) -> None:
         """Hand the worker every speaker that lacks encodings.
 
         Raises: As `fingerprints`, StorageError.
@@ -501,7 +488,7 @@ class SpeakerEncodings:
             self._precomputed_for = fingerprints
         most = MAX_PRECOMPUTED_AT_ONCE
         for record in await read(store.to_retry, fingerprints, most):
-            await self._precompute_soon(record, slots)
+            await self._precompute_soon(record)
         last, after = await read(store.last_generation), self._next_generation - 1
         # The next pass finds what `precompute_from` sets meanwhile.
         self._next_generation = last + 1
@@ -509,23 +496,21 @@ class SpeakerEncodings:
             while records := await read(store.unencoded, fingerprints, after, most):
                 for record in records:
                     after = record.generation
-                    await self._precompute_soon(record, slots)
+                    await self._precompute_soon(record)
             after = max(after, last)
         finally:
             self._next_generation = min(self._next_generation, after + 1)
 
-    async def _precompute_soon(
-        self, record: SpeakerRecord, slots: asyncio.Semaphore
-    ) -> None:
+    async def _precompute_soon(self, record: SpeakerRecord) -> None:
         """Begin to precompute a speaker as soon as a slot is free."""
         # A transcript that came or went changes which encodings it needs.
         if (this := (record.generation, not record.ref_text)) in self._underway:
             return
-        await slots.acquire()
+        await self._slots.acquire()
         self._underway.add(this)
         making = self._in_background(self._precompute_until_done(record))
         making.add_done_callback(lambda _: self._underway.discard(this))
-        making.add_done_callback(lambda _: slots.release())
+        making.add_done_callback(lambda _: self._slots.release())
 
     async def _precompute_until_done(self, record: SpeakerRecord) -> None:
         """Precompute a speaker; try again after an outage, or if a worker is busy."""
@@ -570,9 +555,8 @@ class SpeakerEncodings:
         return False
 
     def _fetch_fingerprints(self) -> None:
-        if not self._is_fetching:
-            self._is_fetching = True
-            self._in_background(self._fetch_and_warm())
+        if self._fetching is None or self._fetching.done():
+            self._fetching = self._in_background(self._fetch_and_warm())
 
     async def _fetch_and_warm(self) -> None:
         """Ask before a request needs it; log it if the workers read another store."""
@@ -587,8 +571,6 @@ class SpeakerEncodings:
             self._has_logged_foreign_store = True
         except (WorkerRPCError, StorageError) as exc:  # it may not be served yet
             logger.debug("Asking for fingerprints failed: %s", exc)
-        finally:
-            self._is_fetching = False
 
     async def _warm_last_used(self) -> None:
         """Queue the speakers for prefilling that spoke before the engine started."""
