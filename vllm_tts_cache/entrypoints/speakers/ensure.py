@@ -243,10 +243,8 @@ class SpeakerEncodings:
     async def encoding(self, key: EncodingKey) -> Encoding:
         """Return an encoding that `ensure` has made sure of.
 
-        Raises:
-            GoneError: The encoding is gone again, or the worker's copy is damaged.
-            ServerBusyError: Too many are read.
-            WorkerRPCError: The workers could not be asked.
+        Raises: GoneError if it is gone again, or the worker's copy is damaged;
+            ServerBusyError if too many are read; WorkerRPCError.
         """
         try:
             if (found := await self._reads.run(self._store.read, key)) is not None:
@@ -547,11 +545,10 @@ class SpeakerEncodings:
             due = [key for key in keys if key.encoder_fingerprint in noted]
             is_lost = isinstance(failed, AudioGoneError)
             is_lost = is_lost and await look(self._store.is_lost, record)
-            if not (due or is_lost or seconds >= MAX_PAUSE_SECONDS):
-                return False
-            for key in due or keys:
-                await self._notes.run(self._store.note_failed, key, str(failed))
-            return True
+            if due or is_lost or seconds >= MAX_PAUSE_SECONDS:
+                for key in due or keys:
+                    await self._notes.run(self._store.note_failed, key, str(failed))
+                return True
         return False
 
     def _fetch_fingerprints(self) -> None:

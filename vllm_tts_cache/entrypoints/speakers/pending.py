@@ -59,7 +59,6 @@ class Pending:
     """One encoding that callers of this process wait for.
 
     Attributes:
-        want: What the workers get.
         future: Done when the encoding exists, or with the error that prevents it.
         since: When its deadline began to run, in monotonic seconds.
         only_worker: Whether only a worker's report ends it: the catalogue may be wrong.
