@@ -24,7 +24,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import metrics
 from vllm_tts_cache.entrypoints.metrics import PREFIX, Metrics, MetricsRefresh
-from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
+from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.errors import EncodeError, SpeakerNotFoundError, StorageFullError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
@@ -59,7 +59,8 @@ class Rig:
 
     def refresher_of(self, metrics, shared_with=None):
         workers = AsyncWorkers(self.engine)
-        looked_at = self.store, lambda: workers, Decoders(workers, lambda: None)
+        model = ServedModel(family=lambda: None, refusal=lambda: None, note=str)
+        looked_at = self.store, lambda: workers, model
         return MetricsRefresh(metrics, *looked_at, lambda: 3, shared_with)
 
     def register(self, name, seed=0):

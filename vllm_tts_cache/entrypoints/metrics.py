@@ -25,7 +25,7 @@ from fastapi.exceptions import HTTPException
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
-from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
+from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError, log_text_of
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker import wire
@@ -313,14 +313,14 @@ class MetricsRefresh:
         metrics: Metrics,
         store: SpeakerStore,
         workers: Callable[[], AsyncWorkers | None],
-        decoders: Decoders,
+        model: ServedModel,
         num_pending: Callable[[], int],
         shared_with: Path | None,
     ):
         self._metrics = metrics
         self._store = store
         self._workers = workers
-        self._decoders = decoders
+        self._model = model
         self._num_pending = num_pending
         self._turn = Turn(shared_with)
         self._growth: Growth | None = None
@@ -372,7 +372,7 @@ class MetricsRefresh:
             answers = await workers.call(STATS)
         except UnsupportedModelError:
             return
-        decoders = await self._decoders.call(DECODER_STATS)
+        decoders = await self._model.call_decoders(workers, DECODER_STATS)
         growth = self._growth = self._growth or Growth(is_first=self._turn.is_first)
         self._show(answers, decoders, growth)
         self._metrics.workers_seen.set_to_current_time()

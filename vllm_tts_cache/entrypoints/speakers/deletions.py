@@ -22,7 +22,7 @@ from vllm_tts_cache.entrypoints.speakers.lookups import (
     ReadExecutor,
     boot_seconds,
 )
-from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
+from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.logs import ThrottledLog, logger
 from vllm_tts_cache.speaker.rpc_client import (
     DELETE,
@@ -78,7 +78,7 @@ class Deletions:
         store: SpeakerStore,
         lookups: ReadExecutor,
         encodings: SpeakerEncodings,
-        decoders: Decoders,
+        model: ServedModel,
         last_rows: LastRows,
         kv_warming: KVWarming,
         memories: Sequence[Any],
@@ -87,7 +87,7 @@ class Deletions:
         self._last_rows, self._kv_warming = last_rows, kv_warming
         self._lookups = lookups
         self._encodings = encodings
-        self._decoders = decoders
+        self._model = model
         self._memories = memories
         # The last absence after which workers deleted all; audios still encoded then.
         self._deleted_after, self._busy = 0, set[str]()
@@ -133,9 +133,8 @@ class Deletions:
             task.cancel()
         if self._recovering is not None:
             self._recovering.join(RECOVER_PATIENCE_SECONDS)
-        self._clients.shutdown()
-        self._own.shutdown()
-        self._removals.shutdown()
+        for threads in (self._clients, self._own, self._removals):
+            threads.shutdown()
         try:
             self._store.participants.leave()
         except errors.StorageError as exc:
@@ -375,7 +374,7 @@ class Deletions:
             answers = await workers.call(DELETE, call)
         except UnsupportedModelError:
             return set()
-        await self._decoders.call(DELETE_STATES, call)
+        await self._model.call_decoders(workers, DELETE_STATES, call)
         return {sha for answer in answers for sha in answer.busy}
 
     async def _sweep(self) -> None:

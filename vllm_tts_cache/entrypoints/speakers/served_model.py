@@ -34,31 +34,6 @@ class Status(NamedTuple):
     next_try: float | None = None
 
 
-class Decoders:
-    """Calls the decoder stage, for families whose decoders keep states of voices.
-
-    Args:
-        family: Returns the family that is served; None if it is none of ours.
-    """
-
-    def __init__(self, workers: AsyncWorkers, family: Callable[[], Family | None]):
-        self._workers = workers
-        self._family = family
-
-    async def call(self, method: Method[A], call: DeleteCall | None = None) -> list[A]:
-        """Return each worker's answer; an empty list if no states are kept.
-
-        Raises: WorkerRPCError.
-        """
-        family = self._family()
-        if family is None or not family.decoders:
-            return []
-        try:
-            return await self._workers.call(method, call)
-        except UnsupportedModelError:
-            return []  # states are switched off
-
-
 class CannotCloneError(SpeakerRequestError):
     """The model that is served clones no voices, or not through us."""
 
@@ -94,10 +69,7 @@ class ServedModel:
         return 1 if family is None else family.max_clips
 
     def check_clips(self, num_clips: int) -> None:
-        """Refuse a registered voice of more clips than the model takes.
-
-        Raises: CannotCloneError.
-        """
+        """Refuse a voice of too many clips. Raises: CannotCloneError."""
         if (problem := clips_problem(self.family(), num_clips)) is not None:
             raise CannotCloneError(f"The voice cannot be spoken here: {problem}.")
 
@@ -129,3 +101,20 @@ class ServedModel:
             return []
         possible = possible_modes(family, has_transcript=bool(record.ref_text))
         return [mode.name for mode in possible]
+
+    async def call_decoders(
+        self, workers: AsyncWorkers, method: Method[A], call: DeleteCall | None = None
+    ) -> list[A]:
+        """Call the decoder stage of a family whose decoders keep states of voices.
+
+        Returns each worker's answer; an empty list if no states are kept.
+
+        Raises: WorkerRPCError.
+        """
+        family = self.family()
+        if family is None or not family.decoders:
+            return []
+        try:
+            return await workers.call(method, call)
+        except UnsupportedModelError:
+            return []  # states are switched off

@@ -20,7 +20,7 @@ from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.registering import Uploads
-from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
+from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
 from vllm_tts_cache.speaker.rpc_client import DECODER_STATS, STATS, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.opening import open_store
@@ -147,12 +147,11 @@ class SpeakerService:
         )
         self.exports = Slots("too many bundles are being sent", MAX_BUNDLES)
         self.sounds = Slots("too many clips are being sent", MAX_SOUNDS)
-        self._decoders = Decoders(workers, model.family)
         self.deletions = Deletions(
             store,
             indexed,
             self.encodings,
-            self._decoders,
+            model,
             self.lookups.last,
             self.kv_warming,
             memories=(self.prompts, self.inline, self.encodings, *memories),
@@ -161,7 +160,7 @@ class SpeakerService:
             process_metrics(),
             store,
             self.encodings.cloning_workers,
-            self._decoders,
+            model,
             lambda: len(self.encodings.pending),
             metrics_directory(),
         )
@@ -223,13 +222,11 @@ class SpeakerService:
         if self.tenants.is_on and caller.tenant is not None:
             return await self.lookups.reads.run(self._counts_of, caller.tenant)
         known = await self.lookups.reads.run(self._counts)
-        workers = []
-        if (cloning := self.encodings.cloning_workers()) is not None:
-            answers = await cloning.call(STATS)
-            workers = [answer.shown for answer in answers]
-        shown = {**known, "flights": len(self.encodings.pending), "workers": workers}
-        if decoders := await self._decoders.call(DECODER_STATS):
-            shown["decoders"] = [answer.shown for answer in decoders]
+        shown = {**known, "flights": len(self.encodings.pending), "workers": []}
+        if (workers := self.encodings.cloning_workers()) is not None:
+            shown["workers"] = [answer.shown for answer in await workers.call(STATS)]
+            if decoders := await self.model.call_decoders(workers, DECODER_STATS):
+                shown["decoders"] = [answer.shown for answer in decoders]
         if (warming := self.kv_warming.stats()) is not None:
             shown["kv_warming"] = warming
         return shown
