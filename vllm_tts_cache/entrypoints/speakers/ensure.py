@@ -142,9 +142,8 @@ class SpeakerEncodings:
         for task in filter(None, (self._precomputing, *self._background)):
             task.cancel()
         self._precomputing = None
-        self.pending.shutdown()
-        self._reads.shutdown()
-        self._notes.shutdown()
+        for each in (self.pending, self._reads, self._notes):
+            each.shutdown()
 
     # -------- the workers' encoders
 
@@ -385,8 +384,7 @@ class SpeakerEncodings:
                     key,
                     segment,
                     tenant=tenant,
-                    # A forced encode is never urgent: any client may ask for one of any
-                    # of its voices.
+                    # Any client may force an encode of any of its voices.
                     urgent=urgent and not force,
                     force=force,
                     only_worker=only_worker,
@@ -561,7 +559,8 @@ class SpeakerEncodings:
             # By now the serving class, which starts this, knows its family.
             if self.cloning_workers() is not None:
                 await self.fingerprints()
-                await self._warm_last_used()
+                if self._kv_warming.is_possible:
+                    await self._warm_last_used()
         except ForeignStoreError as exc:
             if not self._has_logged_foreign_store:
                 logger.error("%s", exc)
@@ -571,8 +570,6 @@ class SpeakerEncodings:
 
     async def _warm_last_used(self) -> None:
         """Queue the speakers for prefilling that spoke before the engine started."""
-        if not self._kv_warming.is_possible:
-            return
         last_used, num_left = self._store.last_used, MAX_WAITING
         for tenant, name in await self._speakers.reads.run(last_used, MAX_LOOKED_AT):
             num_left -= await self._warm_if_ready(Tenant(name=tenant), name)

@@ -318,13 +318,12 @@ class PendingEncodings:
 
         Raises: WorkerRPCError, StorageError.
         """
-        quiet_seconds = time.monotonic() - self._asked_at
         # While the host waits for an answer it hands on no request.
         wait_seconds = max(MIN_ASK_SECONDS, self._answer_seconds)
         if not self._unsent:
             rest_seconds = RENEW_SECONDS if self._num_stored_since else ASK_SECONDS
             wait_seconds = max(wait_seconds, rest_seconds)
-        if quiet_seconds < wait_seconds:
+        if time.monotonic() - self._asked_at < wait_seconds:
             await self._look()
             return
         # Until an answer comes, no replica counts as one that knows our wants.

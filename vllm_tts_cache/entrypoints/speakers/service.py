@@ -50,11 +50,10 @@ class PromptMemory(Generic[P]):
     """
 
     def __init__(self, max_bytes: int):
-        def size_of(entry: tuple[str, P]) -> int:
-            return _ENTRY_BYTES + entry[1].num_bytes
-
         # Each with the address of its audio.
-        self._parts = LRUCache[Hashable, tuple[str, P]](max_bytes, getsizeof=size_of)
+        self._parts = LRUCache[Hashable, tuple[str, P]](
+            max_bytes, getsizeof=lambda entry: _ENTRY_BYTES + entry[1].num_bytes
+        )
         self._num_deletes = 0
 
     async def get_or_build(
@@ -93,7 +92,6 @@ class SpeakerService:
     For the event loop only.
 
     Args:
-        settings: Which storage to open, and its budgets.
         speech: The serving class; None where no voice is prefilled.
         memories: Other caches of voices in this process, see `Deletions`.
 
