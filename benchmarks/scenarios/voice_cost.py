@@ -23,8 +23,8 @@ from benchmarks.measure import Row, Summary
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH_SPEECH
+from vllm_tts_cache.families.qwen3_tts import tiny
 from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
-from vllm_tts_cache.families.qwen3_tts.tiny import configs
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.family import Family, families
 from vllm_tts_cache.store.encoding import (
@@ -97,7 +97,7 @@ def _kv_bytes_per_position() -> int:
 
 def _decoder_row() -> Row:
     """The state of Qwen3-TTS's decoder, in its released size."""
-    written = configs.speech_tokenizer_config("tiny", "real")
+    written = tiny.speech_tokenizer_config("tiny", "real")
     config = codec_config.Qwen3TTSTokenizerV2DecoderConfig(**written["decoder_config"])
     decoder = codec.Qwen3TTSTokenizerV2Decoder(config).to(torch.bfloat16).eval()
     states = DecoderStates(max_bytes=1 << 30)

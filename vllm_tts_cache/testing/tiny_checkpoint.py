@@ -35,9 +35,7 @@ EncoderSize = Literal["tiny", "real"]
 class EncoderOptions:
     """Options of every family's checkpoint; equal options give equal bytes.
 
-    Attributes:
-        encoders: ``real`` gives the reference encoders their released sizes.
-        seed: Seed of all weights.
+    With ``real`` the reference encoders have their released sizes.
     """
 
     encoders: EncoderSize = "tiny"

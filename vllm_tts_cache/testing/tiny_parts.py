@@ -161,25 +161,20 @@ centred, normal = _by(WeightBuilder.centred), _by(WeightBuilder.normal)
 def add_layers(
     model: WeightBuilder,
     size: TransformerSizes,
+    kind: str,
     project: Draw,
-    *,
-    qk_norm: float | None = None,
+    rules: Mapping[str, Draw] = {},
 ) -> None:
-    """Add decoder layers of Llama's kind, and the last norm.
+    """Add decoder layers and the last norm of a ``model_type`` of transformers.
 
-    ``qk_norm`` is the weight of the norms of queries and keys; None without such norms.
+    What no rule matches is a norm, which weighs 1, or a projection.
     """
-    from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+    from transformers import AutoConfig, AutoModel
 
-    config = {**size.config, "head_dim": size.head_dim, "vocab_size": 1}
-    rules = {"norm": constant(1.0), "": project}
-    if qk_norm is None:
-        shapes = shapes_of(LlamaModel, LlamaConfig(**config))
-    else:
-        shapes = shapes_of(Qwen3Model, Qwen3Config(**config))
-        rules = {"[qk]_norm": constant(qk_norm), **rules}
+    sizes = {**size.config, "head_dim": size.head_dim, "vocab_size": 1}
+    shapes = shapes_of(AutoModel.from_config, AutoConfig.for_model(kind, **sizes))
     del shapes["embed_tokens.weight"]
-    add_all(model, shapes, rules)
+    add_all(model, shapes, {**rules, "norm": constant(1.0), "": project})
 
 
 def add_convnext(block: WeightBuilder, width: int, layer_scale: float) -> None:
@@ -209,13 +204,8 @@ def save_byte_tokenizer(
 ) -> None:
     """Write ``tokenizer.json`` and the two files that say which tokens are special.
 
-    Args:
-        out: Folder of the files.
-        control_ids: Above the ids of the bytes; ids between them are never used.
-        end: The token that ends a text.
-        pad: The token that pads.
-        vocab_size: Number of ids; if None, those up to the last control token.
-        more: Fields of ``tokenizer_config.json``.
+    ``control_ids`` are above the ids of the bytes; without a ``vocab_size`` they are
+    the last ids. ``more`` are fields of ``tokenizer_config.json``.
     """
     size = vocab_size or max(control_ids.values()) + 1
     tokenizer = Tokenizer(models.BPE(vocab=_vocab(control_ids, size), merges=[]))

@@ -6,7 +6,6 @@ clips apart, and are simpler: layers of matrix products instead of attention.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +128,7 @@ _EMBEDDING_STD = 1.0
 # Diffuse attention would dilute what few positions say of a voice and a text.
 _ATTENTION_GAIN = 2.0
 _LAYER_GAIN = 1.5
+_RULES = {"bias": parts.constant(0.0), "[qk]_proj": parts.projected(_ATTENTION_GAIN)}
 # The end's logit is log(200); with this much, one code in twenty ends a speech once it
 # may. The likeliest 25 of as many normal draws lie between 2.7 and 3.8 deviations.
 _CODE_GAIN = 1.75
@@ -157,18 +157,11 @@ def add_talker(weights: WeightBuilder) -> None:
     hidden = TALKER.hidden
     model = weights.under("llm.model.model")
     model.normal("embed_tokens.weight", (TEXT_VOCAB_SIZE, hidden), _EMBEDDING_STD)
-    parts.add_layers(model, TALKER, _add_projection)
+    parts.add_layers(model, TALKER, "qwen2", parts.projected(_LAYER_GAIN), _RULES)
     shape = NUM_TALKER_IDS, hidden
     weights.normal("speech_embedding.weight", shape, _EMBEDDING_STD)
     output = weights.projection("llm_decoder.weight", shape, _CODE_GAIN)
     output[NUM_CODES:] = 0
-
-
-def _add_projection(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
-    is_compared = re.search("(q|k)_proj", name)
-    layer.projection(name, shape, _ATTENTION_GAIN if is_compared else _LAYER_GAIN)
-    if re.search("(q|k|v)_proj", name):
-        layer.fill(name.replace("weight", "bias"), shape[:1], 0.0)
 
 
 def add_flow(weights: WeightBuilder) -> None:
@@ -266,8 +259,7 @@ def _add_normed(
 _BLOCK_GAIN = 0.5
 _DIGIT_GAIN = 2.0  # makes each digit about equally frequent
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
-
-Shape = Sequence[int | str]
+_value = helper.make_tensor_value_info
 
 
 class _Graph:
@@ -358,7 +350,3 @@ def _add_halving(graph: _Graph, name: str, x: str, shape: tuple[int, int, int]) 
     """Add a `centred` convolution that halves a length, rounded up."""
     weight = graph.constant(name, graph.weights.centred(name, shape).numpy())
     return graph.add("Tanh", graph.add("Conv", x, weight, strides=[2], pads=[1, 1]))
-
-
-def _value(name: str, kind: int, shape: Shape) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)

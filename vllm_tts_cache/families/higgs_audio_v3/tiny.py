@@ -79,8 +79,9 @@ def _add_talker(weights: WeightBuilder) -> None:
     ):
         shape = num_rows, _TALKER.hidden
         weights.normal(f"tied.embedding.{name}", shape, _EMBEDDING_STD)
-    body, project = weights.under("body"), parts.normal(_PROJECTION_STD)
-    parts.add_layers(body, _TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
+    rules = {"[qk]_norm": parts.constant(_ATTENTION_SHARPNESS)}
+    project = parts.normal(_PROJECTION_STD)
+    parts.add_layers(weights.under("body"), _TALKER, "qwen3", project, rules)
 
 
 def _model_config(encoders: tiny.EncoderSize) -> dict[str, object]:

@@ -52,7 +52,8 @@ def _add_model(weights: WeightBuilder) -> None:
     """Add all weights but the audio tokenizer's."""
     llm = weights.under("llm")
     llm.normal("embed_tokens.weight", (_VOCAB_SIZE, _LM.hidden), 1.0)
-    parts.add_layers(llm, _LM, parts.projected(_LAYER_GAIN), qk_norm=_ATTENTION_GAIN)
+    rules = {"[qk]_norm": parts.constant(_ATTENTION_GAIN)}
+    parts.add_layers(llm, _LM, "qwen3", parts.projected(_LAYER_GAIN), rules)
     shape = _NUM_CODEBOOKS * _AUDIO_VOCAB_SIZE, _LM.hidden
     # A position is the sum of its codebooks' rows, and has a text row's variance.
     weights.normal("audio_embeddings.weight", shape, _NUM_CODEBOOKS**-0.5)

@@ -92,8 +92,8 @@ FAMILY = Family(
     adapter=f"{_HERE}.adapter:CachedQwen3TTSAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",
-    tiny_part=f"{_HERE}.tiny.write:write",
-    tiny_options=f"{_HERE}.tiny.configs:CheckpointOptions",
+    tiny_part=f"{_HERE}.tiny:write",
+    tiny_options=f"{_HERE}.tiny:CheckpointOptions",
     deploy_file=stage_configs.FOLDER / "qwen3_tts_cpu.yaml",
     side_files=(
         "config.json",

@@ -5,9 +5,7 @@ Letters are tokens, other characters are their bytes. Two Chinese words are toke
 well, since model and host split such words again.
 """
 
-import re
 import string
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -57,7 +55,7 @@ ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
 DECODER_DIM = 128
 
 _EMBEDDING_STD = 1.0
-_ATTENTION_GAIN = 2.0  # of queries and keys each
+_COMPARED = {"[qk]_proj": parts.projected(2.0)}  # queries and keys
 # With less, the result would depend on the noise and hardly on its conditions.
 _DIFFUSION_LAYER_GAIN = 2.0
 _VELOCITY_GAIN = 3.0
@@ -220,12 +218,12 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
     """Add everything but the AudioVAE."""
     lm = weights.under("base_lm")
     lm.normal("embed_tokens.weight", (vocab_size, LM.hidden), _EMBEDDING_STD)
-    parts.add_layers(lm, LM, _projected())
-    parts.add_layers(weights.under("residual_lm"), RESIDUAL_LM, _projected())
+    _add_layers(lm, LM)
+    _add_layers(weights.under("residual_lm"), RESIDUAL_LM)
     encoder = weights.under("feat_encoder")
     encoder.normal("special_token", (1, 1, 1, FEATURE_ENCODER.hidden), 1.0)
     encoder.linear("in_proj", LATENT_DIM, FEATURE_ENCODER.hidden)
-    parts.add_layers(encoder.under("encoder"), FEATURE_ENCODER, _projected())
+    _add_layers(encoder.under("encoder"), FEATURE_ENCODER)
     _add_diffusion(weights.under("feat_decoder.estimator"))
     _add_bridges(weights)
     _add_stop(weights)
@@ -239,8 +237,7 @@ def _add_diffusion(estimator: WeightBuilder) -> None:
     for time in ("time_mlp", "delta_time_mlp"):
         for layer in ("linear_1", "linear_2"):
             estimator.under(time).linear(layer, hidden, hidden)
-    layers = _projected(_DIFFUSION_LAYER_GAIN)
-    parts.add_layers(estimator.under("decoder"), DIT, layers)
+    _add_layers(estimator.under("decoder"), DIT, _DIFFUSION_LAYER_GAIN)
 
 
 def _add_bridges(weights: WeightBuilder) -> None:
@@ -263,12 +260,10 @@ def _add_stop(weights: WeightBuilder) -> None:
     head[:, 0] = torch.tensor([_STOP_MARGIN / silu(bias[0]).item(), 0.0])
 
 
-def _projected(gain: float = 1.0) -> parts.Draw:
-    def add(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
-        is_compared = re.search("(q|k)_proj", name)
-        layer.projection(name, shape, _ATTENTION_GAIN if is_compared else gain)
-
-    return add
+def _add_layers(
+    model: WeightBuilder, size: TransformerSizes, gain: float = 1.0
+) -> None:
+    parts.add_layers(model, size, "llama", parts.projected(gain), _COMPARED)
 
 
 # The output goes through a tanh; at this gain it hardly bends.
