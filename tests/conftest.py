@@ -144,7 +144,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     written: dict[str, Path] = {}
 
     def of(family: Family, **options: Any) -> Path:
-        wanted = TinyCheckpoint.of(family, **options)
+        wanted = TinyCheckpoint(family, **options)
         key = repr(wanted.marker)
         if key not in written:
             out = tmp_path_factory.mktemp(family.name) / "tiny"

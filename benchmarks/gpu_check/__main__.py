@@ -159,7 +159,7 @@ def _checkpoints(given: argparse.Namespace) -> Iterator[list[tuple[Family, Path]
 
 
 def _written(family: Family, encoders: str, work: Path) -> Path:
-    wanted = TinyCheckpoint.of(family, encoders=encoders)
+    wanted = TinyCheckpoint(family, encoders=encoders)
     return wanted.ensure(work / f"{family.name}-{encoders}")
 
 

@@ -93,7 +93,7 @@ class Model:
 
     def checkpoint(self, work: Path) -> Path:
         """The checkpoint's directory, written unless an equal one is there."""
-        wanted = TinyCheckpoint.of(self.family, **self.options)
+        wanted = TinyCheckpoint(self.family, **self.options)
         return wanted.ensure(work / f"checkpoint-{self.name}")
 
 

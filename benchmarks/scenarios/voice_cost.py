@@ -57,7 +57,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _rows_of(family: Family, directory: Path, seconds: tuple[int, ...]) -> list[Row]:
-    model_dir = TinyCheckpoint.of(family).ensure(directory / "checkpoint")
+    model_dir = TinyCheckpoint(family).ensure(directory / "checkpoint")
     encoders = family.part("encoders_part")(model_dir, torch.device("cpu"))
     rows: list[Row] = []
     for length in seconds:

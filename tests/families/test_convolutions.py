@@ -63,7 +63,7 @@ def encoders(tiny):
 
 
 def released_fish(tmp_path):
-    checkpoint = TinyCheckpoint.of(FISH, encoders="real").write(tmp_path / "real")
+    checkpoint = TinyCheckpoint(FISH, encoders="real").write(tmp_path / "real")
     pair = of_fish(checkpoint)
     shutil.rmtree(checkpoint)  # 1.5 GB, which pytest would keep
     return pair

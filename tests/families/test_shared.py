@@ -57,7 +57,7 @@ def test_its_tiny_checkpoint_is_of_it_and_clones(case, tiny):
 
 @unlike_cases
 def test_another_seed_changes_all_weights_and_nothing_else(case, tiny, tmp_path):
-    other = TinyCheckpoint.of(case.family, seed=1).write(tmp_path / "other")
+    other = TinyCheckpoint(case.family, seed=1).write(tmp_path / "other")
     one, two = contents(tiny(case.family)), contents(other)
     changed = {name for name in one if one[name] != two[name]}
     assert changed == {name for name in one if name.endswith(WEIGHTS)} | {MARKER}

@@ -7,12 +7,12 @@ from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
-TINY = TinyCheckpoint.of(default_family())
+TINY = TinyCheckpoint(default_family())
 
 
 def test_an_impossible_option_is_refused_by_name():
     with pytest.raises(ConfigError, match="eos_logit"):
-        TinyCheckpoint.of(default_family(), eos_logit=float("nan"))
+        TinyCheckpoint(default_family(), eos_logit=float("nan"))
 
 
 def test_what_is_not_ours_is_left_alone_even_with_force(tmp_path):
@@ -53,6 +53,6 @@ def test_an_interrupted_run_leaves_what_was_there(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        TinyCheckpoint.of(default_family(), seed=1).write(out, interrupt, force=True)
+        TinyCheckpoint(default_family(), seed=1).write(out, interrupt, force=True)
     assert contents(out) == before
     assert list(tmp_path.iterdir()) == [out]

@@ -65,20 +65,15 @@ class TransformerSizes:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TinyCheckpoint:
-    """A family's tiny checkpoint, before or after it is written."""
+    """A family's tiny checkpoint, before or after it is written.
 
-    family: Family
-    options: Any
+    Raises: ConfigError if an option cannot be used.
+    """
 
-    @classmethod
-    def of(cls, family: Family, **options: Any) -> "TinyCheckpoint":
-        """Return a family's checkpoint, with some options changed.
-
-        Raises: ConfigError if an option cannot be used.
-        """
-        return cls(family=family, options=family.part("tiny_options")(**options))
+    def __init__(self, family: Family, **options: Any):
+        self.family = family
+        self.options: Any = family.part("tiny_options")(**options)
 
     @property
     def marker(self) -> dict[str, Any]:

@@ -247,8 +247,13 @@ def save_json(path: Path, value: object) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def train_text_tokenizer(special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Tokenizer:
-    """Train on a few sentences; the result is always the same."""
+def write_text_tokenizer(
+    out: Path, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> dict[str, int]:
+    """Train on a few sentences, and write all files that official code reads.
+
+    Returns: The id of each token; always the same.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_WORDS), "isolated")
@@ -262,11 +267,6 @@ def train_text_tokenizer(special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Toke
     )
     tokenizer.train_from_iterator([*_ROLES] * 50 + [_PROSE] * 4, trainer)
     tokenizer.add_special_tokens([_special(token) for token in special_tokens])
-    return tokenizer
-
-
-def save_text_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
-    """Write ``tokenizer.json`` and the older files that official code reads."""
     tokenizer.save(str(out / "tokenizer.json"))
     model = json.loads(tokenizer.to_str())["model"]
     save_json(out / "vocab.json", model["vocab"])
@@ -293,3 +293,4 @@ def save_text_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
         "split_special_tokens": False,
     }
     save_json(out / "tokenizer_config.json", config)
+    return tokenizer.get_vocab()

@@ -100,7 +100,7 @@ def test_codes_equal_the_hosts_around_a_single_frame(encoder, host_codes, num_sa
 @pytest.mark.long
 def test_codes_equal_the_hosts_with_the_released_sizes(tmp_path, monkeypatch):
     """391 million weights; the host's constructor need not draw random ones first."""
-    checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")
+    checkpoint = TinyCheckpoint(FAMILY, encoders="real").write(tmp_path / "real")
     for name in ("trunc_normal_", "kaiming_uniform_", "normal_", "uniform_"):
         monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
     clip = audio(48_001, rate_hz=48_000)

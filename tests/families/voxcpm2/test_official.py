@@ -33,7 +33,7 @@ def test_what_the_official_package_keeps_of_a_prompt_is_ours(own_checkpoint, enc
 
 @pytest.mark.long
 def test_features_equal_the_official_ones_with_the_released_sizes(tmp_path):
-    checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")
+    checkpoint = TinyCheckpoint(FAMILY, encoders="real").write(tmp_path / "real")
     model = official.load(checkpoint)
     encoders = load(CASE, checkpoint)
     path = Clip(44_100, 45_865, 2, "PCM_24").write(tmp_path)

@@ -134,7 +134,7 @@ def tiny_checkpoint(work: Path, family: Family, console: Console) -> Path:
 
     Raises: ConfigError, StorageError.
     """
-    checkpoint, path = TinyCheckpoint.of(family), work / f"tiny-{family.name}"
+    checkpoint, path = TinyCheckpoint(family), work / f"tiny-{family.name}"
     with console.status("starting") as status:
         checkpoint.ensure(path, lambda step: status.update(f"writing the {step}"))
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
@@ -275,7 +275,7 @@ def make_checkpoint(
     It is test equipment, not a model: what it speaks is noise, but other noise for
     another voice or another text.
     """
-    checkpoint = TinyCheckpoint.of(chosen_family(family), encoders=encoders, seed=seed)
+    checkpoint = TinyCheckpoint(chosen_family(family), encoders=encoders, seed=seed)
     console = Console(stderr=True)
     with console.status("starting") as status:
         path = checkpoint.write(

@@ -76,9 +76,7 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
     report("text tokenizer")
     talker = directory / _TALKER_FOLDER
     talker.mkdir()
-    tokenizer = parts.train_text_tokenizer()
-    parts.save_text_tokenizer(talker, tokenizer)
-    end_id = tokenizer.get_vocab()[parts.IM_END]
+    end_id = parts.write_text_tokenizer(talker)[parts.IM_END]
     parts.save_json(talker / "config.json", _talker_config(end_id))
     files = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
     for name, add in files.items():

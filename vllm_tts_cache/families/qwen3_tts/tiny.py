@@ -296,9 +296,7 @@ def _transformer(size: TransformerSizes) -> Json:
 def write(directory: Path, options: CheckpointOptions, report: Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``."""
     report("text tokenizer")
-    tokenizer = parts.train_text_tokenizer(ALL_SPECIAL_TOKENS)
-    parts.save_text_tokenizer(directory, tokenizer)
-    ids = tokenizer.get_vocab()
+    ids = parts.write_text_tokenizer(directory, ALL_SPECIAL_TOKENS)
     report("talker and speaker encoder")
     weights = WeightBuilder(options.seed)
     add_talker(weights, len(ids), ids[TTS_PAD], options.eos_logit)
