@@ -9,9 +9,10 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import partial
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
@@ -90,6 +91,9 @@ print(json.dumps(found))
 """
 
 
+Status = Literal["ok", "warn", "fail"]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the report.
@@ -100,7 +104,7 @@ class Finding:
     """
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Status
     text: str
     hint: str = ""
 
@@ -110,14 +114,13 @@ def ok(name: str, text: str) -> Finding:
     return Finding(name, "ok", text)
 
 
-def warn(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
-    """Return a finding that may do harm; ``ok`` if ``unless``."""
-    return ok(name, text) if unless else Finding(name, "warn", text, hint)
+def _judged(
+    status: Status, name: str, text: str, hint: str, *, unless: bool = False
+) -> Finding:
+    return ok(name, text) if unless else Finding(name, status, text, hint)
 
 
-def fail(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
-    """Return a finding that keeps the plugin from working; ``ok`` if ``unless``."""
-    return ok(name, text) if unless else Finding(name, "fail", text, hint)
+warn, fail = partial(_judged, "warn"), partial(_judged, "fail")
 
 
 def median_ms(call: Callable[[], object], times: int) -> float:
@@ -402,41 +405,32 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
     from vllm_tts_cache.store.opening import open_existing
 
     try:
-        store = open_existing(settings)
+        with closing(open_existing(settings)) as store:
+            took = median_ms(lambda: store.find(NO_VOICE), 50)
+            text = (
+                f"{store.database.where}: {store.num_speakers()} voices, "
+                f"{store.participants.num_alive()} API servers at work, "
+                f"{took:.2f} ms for a look-up"
+            )
+            if settings.catalogue_url and not settings.store_url:
+                text += "; servers on it share one directory"
+            hint = (
+                "each request waits for one: use a local disk, or a less busy machine"
+            )
+            yield warn("catalogue", text, hint, unless=took <= _SLOW_LOOK_MS)
+            if num := len(store.unfinished_deletions()):
+                server = "a running server finishes them"
+                hint = f"{server}; without one run vllm-tts-cache gc"
+                yield warn("deletions", f"{num} are not finished", hint)
     except errors.NoCatalogueError:
         yield ok("catalogue", "no server has stored voices there yet")
-        return
     except errors.ConfigError as exc:
         yield fail("catalogue", str(exc), "correct the setting of another server")
-        return
     except errors.StorageError as exc:
-        yield _catalogue_failure(exc)
-        return
-    try:
-        took = median_ms(lambda: store.find(NO_VOICE), 50)
-        text = (
-            f"{store.database.where}: {store.num_speakers()} voices, "
-            f"{store.participants.num_alive()} API servers at work, "
-            f"{took:.2f} ms for a look-up"
-        )
-        if settings.catalogue_url and not settings.store_url:
-            text += "; servers on it share one directory"
-        hint = "each request waits for one: use a local disk, or a less busy machine"
-        yield warn("catalogue", text, hint, unless=took <= _SLOW_LOOK_MS)
-        if num := len(store.unfinished_deletions()):
-            hint = "a running server finishes them; without one run vllm-tts-cache gc"
-            yield warn("deletions", f"{num} are not finished", hint)
-    except errors.StorageError as exc:
-        yield _catalogue_failure(exc)
-    finally:
-        store.close()
-
-
-def _catalogue_failure(error: errors.StorageError) -> Finding:
-    hint = "vllm-tts-cache verify says more"
-    if isinstance(error, errors.StorageUnavailableError):
-        hint = "start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL"
-    return fail("catalogue", error.log_text, hint)
+        hint = "vllm-tts-cache verify says more"
+        if isinstance(exc, errors.StorageUnavailableError):
+            hint = "start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL"
+        yield fail("catalogue", exc.log_text, hint)
 
 
 def tenants(settings: Settings) -> Iterator[Finding]:
