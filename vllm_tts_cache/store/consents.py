@@ -130,12 +130,12 @@ class Consents:
             AudioBudgetError: The registered audio would exceed its budget.
         """
         new = NewConsent(name=name, language=language, audio=audio, tenant=tenant)
-
-        def commit(db: Connection) -> ConsentRecord:
-            return insert(db, new, limits, self._max_recordings)
-
-        owner = Tenant(name=tenant, limits=limits)
-        return self._writer.store_audio(audio, Segment.REGISTERED, commit, owner=owner)
+        return self._writer.store_audio(
+            audio,
+            Segment.REGISTERED,
+            lambda db: insert(db, new, limits, self._max_recordings),
+            owner=Tenant(name=tenant, limits=limits),
+        )
 
     def get(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> ConsentRecord:
         """Return a recording. Raises: ConsentNotFoundError."""

@@ -22,7 +22,7 @@ from vllm_tts_cache.catalogue import (
 )
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
-from vllm_tts_cache.catalogue.names import fold, is_consent_id
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import (
     DEFAULT_TENANT,
     IdempotencyKey,
@@ -111,8 +111,7 @@ class Registrations:
         def commit(db: Connection) -> Registered:
             _check_not_done(db, new.idempotency_key)
             now = schema.now(db)
-            if new.expires_at is not None:
-                check_is_to_come(new.expires_at, now)
+            check_is_to_come(new.expires_at, now)
             replaced = speakers.find_named(db, new.tenant, new.name_key)
             if replaced is not None and replaced.has_expired(now):
                 # It cannot be found any more: its id and its name are free. An API
@@ -151,7 +150,11 @@ class Registrations:
                 owner=owner,
             )
         except errors.AlreadyDoneError as exc:
-            return self._done_before(exc, new.tenant)
+            with self.database.read() as db:
+                record = speakers.find(db, new.tenant, exc.speaker_id)
+            if record is None:
+                raise
+            return Registered(record=record)
 
     def change(
         self, name: str, changes: SpeakerChanges, tenant: str = DEFAULT_TENANT
@@ -202,16 +205,14 @@ class Registrations:
             SpeakerNotFoundError: No speaker has this name or id.
         """
         with self.database.write() as db:
-            if key is not None:
-                _check_not_done(db, key)
+            _check_not_done(db, key)
             self._delete_old_deletions(db)
             record = _find(db, name, tenant)
             is_named = record.name_key, record.speaker_id
             if record.extras_json and fold(name) not in is_named:
                 reason = f"it is an alias of {record.name!r}; PATCH the aliases of that"
                 raise errors.InvalidSpeakerError("name", f"{reason}, or DELETE it")
-            if key is not None:
-                _record_done(db, key, record.speaker_id)
+            _record_done(db, key, record.speaker_id)
             return self._delete(db, record)
 
     @with_ballast
@@ -221,14 +222,6 @@ class Registrations:
             self._delete_old_deletions(db)
             over = speakers.expired(db, schema.now(db), limit)
             return [self._delete(db, record) for record in over]
-
-    def _done_before(self, done: errors.AlreadyDoneError, tenant: str) -> Registered:
-        """Return the speaker that a request registered. Raises: AlreadyDoneError."""
-        with self.database.read() as db:
-            record = speakers.find(db, tenant, done.speaker_id)
-        if record is None:
-            raise done
-        return Registered(record=record)
 
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
         tenant, name_key, sha = record.tenant, record.name_key, record.audio_sha256
@@ -248,7 +241,7 @@ class Registrations:
             deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
-        if is_consent_id(new.consent) and consents.find(db, new.consent, new.tenant):
+        if consents.find(db, new.consent, new.tenant):
             return new.consent
         if self._needs_recording:
             raise errors.ConsentRequiredError
