@@ -239,7 +239,6 @@ async def test_voices_of_before_or_of_a_bundle_are_heard(server, monkeypatch):
     monkeypatch.setattr(store, "read_audio", read_audio)
     encoder = timbre.TimbreEncoder()
     comparison = similarity.Comparison(store, encoder, refuses=False)
-    comparison.start()
     try:
         await soon(lambda: len(vectors(store)) == 1)
         file = {"bundle": ("x.voice", bundle)}

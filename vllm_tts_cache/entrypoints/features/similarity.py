@@ -15,14 +15,10 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import AudioWarning
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import voice_timbre
-from vllm_tts_cache.catalogue.names import fold, is_consent_id
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import IdempotencyKey, SpeakerRecord
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.features.timbre import (
-    TimbreEncoder,
-    similarities,
-    split,
-)
+from vllm_tts_cache.entrypoints.features import timbre
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.registering import Compared, Upload
@@ -48,23 +44,21 @@ throttled = ThrottledLog()
 class Comparison:
     """Compares clips with the voices of their tenant, and keeps how voices sound."""
 
-    def __init__(self, store: SpeakerStore, encoder: TimbreEncoder, *, refuses: bool):
+    def __init__(
+        self, store: SpeakerStore, encoder: timbre.TimbreEncoder, *, refuses: bool
+    ):
         self._store = store
         self._refuses = refuses
         self._encoder = encoder
         self._threads = BoundedExecutor(
             "voices are heard", num_threads=1, max_waiting=1, nice=_NICE
         )
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to hear voices that no registration has heard, as imported ones."""
+        # Hears voices that no registration has heard, as imported ones.
         self._task = asyncio.create_task(self._hear_regularly())
 
     def shutdown(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
         self._threads.shutdown()
 
     def compare(
@@ -129,11 +123,11 @@ class Comparison:
         """Return the name of the most similar voice but the one that is replaced."""
         with self._store.database.read() as db:
             rows = voice_timbre.of_tenant(db, tenant.name, MAX_COMPARED)
-        rows = [(number, one) for number, kept in rows for one in split(kept)]
+        rows = [(number, one) for number, kept in rows for one in timbre.split(kept)]
         close: dict[int, float] = {}
         for start in range(0, len(rows), _AT_ONCE):
             numbers, others = zip(*rows[start : start + _AT_ONCE], strict=True)
-            each = [similarities(vector, others) for vector in vectors]
+            each = [timbre.similarities(vector, others) for vector in vectors]
             found = np.max(each, axis=0)
             for at in (found >= SAME_FROM).nonzero()[0]:
                 number = numbers[at]
@@ -152,11 +146,9 @@ class Comparison:
         self, tenant: Tenant, upload: Upload, vectors: list[bytes]
     ) -> str | None:
         """Return why a clip and its consent recording are not one person's, or None."""
-        if not is_consent_id(upload.consent):
-            return None
         try:
             consent = self._store.consents.get(upload.consent, tenant.name)
-        except errors.ConsentNotFoundError:  # registering says so
+        except errors.ConsentNotFoundError:  # no id, or registering says so
             return None
         try:
             audio = self._store.read_audio(consent.audio_sha256)
@@ -166,7 +158,7 @@ class Comparison:
             return "the recording is lost; record it again"
         if not (theirs := self._encoder.vectors(audio)):
             return None
-        similarity = float(similarities(theirs[0], vectors).min())
+        similarity = float(timbre.similarities(theirs[0], vectors).min())
         if similarity >= OTHER_BELOW:
             return None
         said = f"the clip sounds unlike the person in that recording ({similarity:.2f})"
@@ -232,13 +224,12 @@ class Speech(CachedServingSpeech):
         """Open the storage, if there is what compares voices."""
         policy = load_settings().similarity
         # Before the storage is open, where an error leaves nothing behind.
-        encoder = None if policy == "off" else TimbreEncoder()
+        encoder = None if policy == "off" else timbre.TimbreEncoder()
         super()._restore_uploaded_speakers()
         if encoder is not None:
             store, refuses = self.speakers.store, policy == "refuse"
             self._comparison = Comparison(store, encoder, refuses=refuses)
             self.speakers.uploads.compare = self._comparison.compare
-            self._comparison.start()
 
     def shutdown(self) -> None:
         """Stop to hear voices, and everything else."""

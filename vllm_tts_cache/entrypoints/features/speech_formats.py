@@ -27,8 +27,6 @@ from vllm_tts_cache.entrypoints.http.limits import MAX_INPUT_CHARS
 from vllm_tts_cache.entrypoints.serving import speech_routes
 
 OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
-
-
 # Without the frame that says how long the file is, which is written at the end.
 _NO_LENGTH = {"write_xing": "0", "id3v2_version": "0"}
 # A page of 20 ms; by default the first one comes after a second of speech. And with a
@@ -203,9 +201,8 @@ async def create_speech(request: SpeechRequest, raw_request: Request) -> Respons
     response.headers[RATE_HEADER] = str(rate_hz)
     if is_encoded:
         response = await _encoded(response, name, rate_hz)
-    return (
-        _as_event(response, name) if request.is_sse_stream() and is_whole else response
-    )
+    is_event = request.is_sse_stream() and is_whole
+    return _as_event(response, name) if is_event else response
 
 
 def _is_encoded(request: SpeechRequest) -> bool:
