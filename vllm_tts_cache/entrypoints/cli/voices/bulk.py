@@ -35,13 +35,10 @@ _MAX_BROKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one of many items.
+    """The outcome of one of many items, voices or files.
 
-    Attributes:
-        name: The name of the voice, or of the file.
-        outcome: One word; ``failed`` and ``not_tried`` mean the same in all commands.
-        error: Why the item failed.
-        details: Further fields for ``--json``.
+    ``outcome`` is one word; ``failed`` and ``not_tried`` mean the same in all commands.
+    ``details`` are further fields for ``--json``.
     """
 
     name: str

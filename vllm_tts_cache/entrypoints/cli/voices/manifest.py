@@ -93,20 +93,13 @@ class NewVoice:
 
     def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
         """Return the fields of the voice's registration."""
-        its = self.speaker
-        given = {
-            "name": its.name,
-            "consent": its.consent,
-            "ref_text": its.ref_text,
-            "language": its.language,
-            "labels": json.dumps(dict(its.labels)) if its.labels else None,
-            "speaker_description": its.description,
-            "expires_at": None if its.expires_at is None else repr(its.expires_at),
-            "precompute": "true" if precompute else "false",
-            "check": "true" if check else "false",
-            **{extra: json.dumps(value) for extra, value in its.extras.items()},
+        given = {**self._fields(), "precompute": precompute, "check": check}
+        fields = {name: of for name, of in given.items() if of not in (None, {})}
+        fields |= self.speaker.extras
+        return {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in fields.items()
         }
-        return {name: value for name, value in given.items() if value is not None}
 
     def differences(
         self, voice: Mapping[str, Any], clips: Sequence[bytes]
@@ -115,17 +108,9 @@ class NewVoice:
 
         The clips are decoded: the same samples in another file are the same clip.
         """
-        its = self.speaker
-        ours = {
-            "name": its.name,
-            "consent": its.consent,
-            "ref_text": its.ref_text,
-            "language": its.language,
-            "labels": dict(its.labels),
-            "speaker_description": its.description,
-            "expires_at": None if its.expires_at is None else int(its.expires_at),
-            **its.extras,
-        }
+        ours = {**self._fields(), **self.speaker.extras}
+        if (expires_at := self.speaker.expires_at) is not None:
+            ours["expires_at"] = int(expires_at)
         theirs = {"labels": {}, **voice}
         found = [name for name in ours if ours[name] != theirs.get(name)]
         try:
@@ -133,6 +118,18 @@ class NewVoice:
         except errors.InvalidAudioError:
             sha = None  # the server reports what is wrong with the clip
         return found if sha == voice.get("audio_sha256") else [*found, "audio"]
+
+    def _fields(self) -> dict[str, Any]:
+        its = self.speaker
+        return {
+            "name": its.name,
+            "consent": its.consent,
+            "ref_text": its.ref_text,
+            "language": its.language,
+            "labels": dict(its.labels),
+            "speaker_description": its.description,
+            "expires_at": its.expires_at,
+        }
 
 
 def _num_bytes(clip: Path) -> int:
