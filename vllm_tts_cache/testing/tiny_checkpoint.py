@@ -66,10 +66,7 @@ class TransformerSizes:
 
 
 class TinyCheckpoint:
-    """A family's tiny checkpoint, before or after it is written.
-
-    Raises: ConfigError if an option cannot be used.
-    """
+    """A family's tiny checkpoint, before or after it is written."""
 
     def __init__(self, family: Family, **options: Any):
         self.family = family

@@ -177,16 +177,6 @@ def add_layers(
     add_all(model, shapes, {**rules, "norm": constant(1.0), "": project})
 
 
-def add_convnext(block: WeightBuilder, width: int, layer_scale: float) -> None:
-    """Add a ConvNeXt block: a depthwise convolution, a norm and two projections."""
-    block.conv("dwconv.conv", (width, 1, 7))
-    block.fill("norm.weight", (width,), 1.0)
-    block.fill("norm.bias", (width,), 0.0)
-    block.linear("pwconv1", width, 4 * width)
-    block.linear("pwconv2", 4 * width, width)
-    block.fill("gamma", (width,), layer_scale)
-
-
 def save_weights(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
     """Write a safetensors file that transformers and vLLM accept."""
     cast = {name: tensors[name].to(dtype).contiguous() for name in sorted(tensors)}

@@ -85,17 +85,13 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
         add(weights)
         write_torch_file(directory / name, weights.tensors)
     report("speech tokenizer")
-    write_speech_tokenizer(
-        directory / "speech_tokenizer_v3.onnx",
-        WeightBuilder(options.seed, "speech_tokenizer."),
-        TOKENIZER[options.encoders],
-    )
+    weights = WeightBuilder(options.seed).under("speech_tokenizer")
+    path = directory / "speech_tokenizer_v3.onnx"
+    write_speech_tokenizer(path, weights, TOKENIZER[options.encoders])
     report("speaker network")
-    write_speaker_network(
-        directory / "campplus.onnx",
-        WeightBuilder(options.seed, "campplus."),
-        SPEAKER[options.encoders],
-    )
+    weights = WeightBuilder(options.seed).under("campplus")
+    path = directory / "campplus.onnx"
+    write_speaker_network(path, weights, SPEAKER[options.encoders])
 
 
 def _talker_config(eos_token_id: int) -> dict[str, object]:

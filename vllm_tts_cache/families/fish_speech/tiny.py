@@ -80,7 +80,12 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
     Else ``codec.json`` holds the smaller ones.
     """
     report("text tokenizer")
-    save_text_tokenizer(directory)
+    special = CONTROL_IDS | {
+        f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
+        for code in range(SEMANTIC_CODEBOOK_SIZE)
+    }
+    ends = {"end": parts.IM_END, "pad": parts.END_OF_TEXT}
+    parts.save_byte_tokenizer(directory, special, vocab_size=VOCAB_SIZE, **ends)
     report("language models")
     models = WeightBuilder(options.seed)
     add_slow_ar(models)
@@ -151,17 +156,6 @@ def _transformer(size: tiny.TransformerSizes) -> Json:
         "rms_norm_eps": 1e-6,
         "dtype": "bfloat16",
     }
-
-
-def save_text_tokenizer(out: Path) -> None:
-    """Write ``tokenizer.json`` and the two files that say which tokens are special."""
-    special = CONTROL_IDS | {
-        f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
-        for code in range(SEMANTIC_CODEBOOK_SIZE)
-    }
-    parts.save_byte_tokenizer(
-        out, special, end=parts.IM_END, pad=parts.END_OF_TEXT, vocab_size=VOCAB_SIZE
-    )
 
 
 def add_slow_ar(weights: WeightBuilder) -> None:
@@ -244,10 +238,19 @@ def _add_quantizer(quantizer: WeightBuilder, size: CodecSizes) -> None:
 
 
 def _add_resampling(stage: WeightBuilder, width: int, *, num_taps: int) -> None:
-    """Add a convolution by a factor of 2; ``num_taps`` taps meet in an output."""
+    """Add a convolution by a factor of 2, and a ConvNeXt block.
+
+    ``num_taps`` taps of the convolution meet in an output.
+    """
     stage.normal("0.conv.weight", (width, width, 2), (width * num_taps) ** -0.5)
     stage.fill("0.conv.bias", (width,), 0.0)
-    parts.add_convnext(stage.under("1"), width, _LAYER_SCALE)
+    block = stage.under("1")
+    block.conv("dwconv.conv", (width, 1, 7))
+    block.fill("norm.weight", (width,), 1.0)
+    block.fill("norm.bias", (width,), 0.0)
+    block.linear("pwconv1", width, 4 * width)
+    block.linear("pwconv2", 4 * width, width)
+    block.fill("gamma", (width,), _LAYER_SCALE)
 
 
 def _add_codebook(book: WeightBuilder, width: int, num_codes: int) -> None:

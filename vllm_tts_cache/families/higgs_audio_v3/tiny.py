@@ -73,12 +73,10 @@ def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) ->
 
 def _add_talker(weights: WeightBuilder) -> None:
     """Add all but the tokenizer, under the names that the released file has."""
-    for name, num_rows in (
-        ("text_embedding.weight", _VOCAB_SIZE),
-        ("modality_embeddings.0.embedding.weight", _NUM_CODEBOOKS * _CODEBOOK_SIZE),
-    ):
-        shape = num_rows, _TALKER.hidden
-        weights.normal(f"tied.embedding.{name}", shape, _EMBEDDING_STD)
+    tied, hidden = weights.under("tied.embedding"), _TALKER.hidden
+    tied.normal("text_embedding.weight", (_VOCAB_SIZE, hidden), _EMBEDDING_STD)
+    codes = _NUM_CODEBOOKS * _CODEBOOK_SIZE, hidden
+    tied.normal("modality_embeddings.0.embedding.weight", codes, _EMBEDDING_STD)
     rules = {"[qk]_norm": parts.constant(_ATTENTION_SHARPNESS)}
     project = parts.normal(_PROJECTION_STD)
     parts.add_layers(weights.under("body"), _TALKER, "qwen3", project, rules)

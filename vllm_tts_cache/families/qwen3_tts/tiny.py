@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing import tiny_parts as parts
 from vllm_tts_cache.testing.tiny_checkpoint import (
     EncoderOptions,
@@ -87,16 +86,10 @@ class CheckpointOptions(EncoderOptions):
         eos_logit: Mean logit of the end of speech once the text is over. The other
             codes have a standard deviation of 1, so at temperature 0.9 and top-k 50
             the default ends about 7 % of the frames.
-
-    Raises: ConfigError if a value cannot be used.
     """
 
     real_decoder: bool = False
     eos_logit: float = 3.6
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.eos_logit):
-            raise ConfigError(f"eos_logit={self.eos_logit}: must be a finite number")
 
 
 CODEC_EOS_ID = 2150
