@@ -128,7 +128,9 @@ class StockImport:
             self._import(newest)
             if older:
                 reason = f"{newest.file.file_name} is a newer file of this voice"
-                self._remember([voice.file for voice in older])
+                with self._store.database.write() as db:
+                    for voice in older:
+                        _remember(db, voice.file)
                 self.skipped += [(voice.file.file_name, reason) for voice in older]
 
     def _new_files(self) -> list[ImportedFile]:
@@ -190,12 +192,6 @@ class StockImport:
                 self._store.remove_files(deletion)
             self.imported.append(voice.name)
 
-    def _remember(self, files: list[ImportedFile]) -> None:
-        """Record that these files were read: they are skipped unless they change."""
-        with self._store.database.write() as db:
-            for file in files:
-                _remember(db, file)
-
     @contextmanager
     def _reported(
         self, file_name: str, file: ImportedFile | None = None
@@ -212,7 +208,8 @@ class StockImport:
         except (StockFileError, SpeakerRequestError) as exc:
             self.skipped.append((file_name, str(exc)))
             if file is not None:
-                self._remember([file])
+                with self._store.database.write() as db:
+                    _remember(db, file)
         except OSError as exc:
             self.skipped.append((file_name, exc.strerror or str(exc)))
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _EXPIRED_AT_ONCE = 100
 
 gc_app = common.new_app()
-
 verify_app = common.new_app()
 
 

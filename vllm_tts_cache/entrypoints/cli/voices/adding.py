@@ -98,8 +98,7 @@ def add(
     }
     try:
         if manifest is None:
-            voice = manifests.voice_of_arguments(name, clips, consent or "", **given)
-            voices = [voice]
+            voices = [manifests.voice_of_arguments(name, clips, consent or "", **given)]
         elif name or any(given.values()):
             raise ConfigError(
                 "--manifest: the file has the fields of each voice; only --consent "

@@ -318,8 +318,7 @@ class Importing:
         if differing := differences(bundled, name, found):
             raise RemoteError(f"it differs in {', '.join(differing)}")
         has_its_id = bundled.id is not None and bundled.id == found.get("id")
-        details = {"has_its_id": has_its_id}
-        return bulk.Outcome(str(path), _THERE, details=details)
+        return bulk.Outcome(str(path), _THERE, details={"has_its_id": has_its_id})
 
     def _find_equal(
         self, bundled: "BundledVoice", stop: bulk.Stop
