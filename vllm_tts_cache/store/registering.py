@@ -44,7 +44,6 @@ from vllm_tts_cache.tenants import NO_LIMITS, Limits, Tenant
 _DELETE_OLD_SECONDS = 60.0
 _KEY_HASH = done_request.c.key_hash
 _DONE = select(done_request).where(bindparam("key_hash") == _KEY_HASH)
-_RECORD_DONE = done_request.insert()
 # Each new row deletes a few old ones, so that no write waits for many.
 _OLD_DONE = select(_KEY_HASH).where(done_request.c.done_at < bindparam("end")).limit(9)
 _DELETE_OLD_DONE = done_request.delete().where(_KEY_HASH.in_(_OLD_DONE))
@@ -277,7 +276,7 @@ def _record_done(db: Connection, key: IdempotencyKey | None, speaker_id: str) ->
         now = schema.now(db)
         db.execute(_DELETE_OLD_DONE, {"end": now - KEPT_SECONDS})
         row = {**asdict(key), "speaker_id": speaker_id, "done_at": now}
-        db.execute(_RECORD_DONE, row)
+        db.execute(done_request.insert(), row)
 
 
 def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:

@@ -46,7 +46,6 @@ from vllm_tts_cache.tenants import Tenant
 MAX_HEADER_BYTES = 1024**2
 MAX_FILE_BYTES = 512 * 1024**2
 
-Samples = npt.NDArray[np.float32]
 _FILE = imported_file.c
 
 
@@ -339,7 +338,7 @@ def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, DecodedAudio | Non
     return new, None if audio is None else DecodedAudio(audio, ())
 
 
-def _mono(audio: npt.NDArray[Any]) -> Samples:
+def _mono(audio: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     if audio.ndim not in (1, 2) or not audio.size or audio.dtype.kind != "f":
         raise StockFileError(f"its audio is {audio.dtype} of shape {audio.shape}")
     mono = audio if audio.ndim == 1 else audio.mean(axis=1)

@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,13 +83,10 @@ class TinyCheckpoint:
 
         Raises: ConfigError, StorageError.
         """
-        try:
-            written = json.loads((path / MARKER).read_text())
-        except (OSError, ValueError):
-            written = None
-        if written != self.marker:
-            self.write(path, report, force=True)
-        return path
+        with suppress(OSError, ValueError):
+            if json.loads((path / MARKER).read_text()) == self.marker:
+                return path
+        return self.write(path, report, force=True)
 
     def write(
         self, out: Path, report: Report = lambda _step: None, *, force: bool = False

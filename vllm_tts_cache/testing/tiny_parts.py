@@ -197,8 +197,14 @@ def save_byte_tokenizer(
     ``control_ids`` are above the ids of the bytes; without a ``vocab_size`` they are
     the last ids. ``more`` are fields of ``tokenizer_config.json``.
     """
-    size = vocab_size or max(control_ids.values()) + 1
-    tokenizer = Tokenizer(models.BPE(vocab=_vocab(control_ids, size), merges=[]))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)}
+    vocab |= control_ids
+    # The library complains at length about every id that is left out.
+    all_ids = range(vocab_size or max(control_ids.values()) + 1)
+    unused = sorted(set(all_ids) - set(vocab.values()))
+    vocab |= {f"<|unused:{token_id}|>": token_id for token_id in unused}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
     )
@@ -219,16 +225,6 @@ def save_byte_tokenizer(
 
 def _special(token: str) -> AddedToken:
     return AddedToken(token, special=True, normalized=False)
-
-
-def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
-    """Return a token for each byte, the control tokens, and unused ones between."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)}
-    vocab |= control_ids
-    # The library complains at length about every id that is left out.
-    unused = sorted(set(range(vocab_size)) - set(vocab.values()))
-    return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
 
 
 def save_json(path: Path, value: object) -> None:

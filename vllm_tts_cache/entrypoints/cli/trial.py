@@ -326,7 +326,6 @@ class Story:
     """What has happened so far, and the audio that later answers must equal.
 
     Attributes:
-        encoders: The encoders of the family that is served.
         starts: For each server, the number of its first outcome.
     """
 

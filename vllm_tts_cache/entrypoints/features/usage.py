@@ -95,8 +95,7 @@ class Tally:
             try:
                 await self.write()
             except TTSCacheError as exc:  # the next write has these counts as well
-                message = "Usage is not written: %s"
-                throttled.warn_of("usage", message, exc.log_text)
+                throttled.warn_of("usage", "Usage is not written: %s", exc.log_text)
 
     def _write(self, spoken: dict[Key, Counts]) -> None:
         with self._writing:

@@ -197,8 +197,7 @@ class Webhook:
             message = "The webhook is not told any more that %s is %s."
             throttled.warn_of("webhook end", message, news.speaker_id, news.state)
             return partial(voice_news.told, news=news)
-        seconds = FIRST_RETRY_SECONDS * 2 ** min(news.num_attempts, 20)
-        seconds = min(seconds, MAX_RETRY_SECONDS)
+        seconds = min(FIRST_RETRY_SECONDS * 2**news.num_attempts, MAX_RETRY_SECONDS)
         return partial(voice_news.failed, news=news, seconds=seconds)
 
     async def _problem_of_post(self, news: News) -> str | None:

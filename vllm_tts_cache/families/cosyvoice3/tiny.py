@@ -317,11 +317,9 @@ def write_speech_tokenizer(
     last = graph.constant("last", np.array([2], np.int64))
     x = graph.add("ReduceSum", x, last, keepdims=0)
     graph.add("Cast", x, name="indices", to=_INT32)
-    inputs = [
-        _value("feats", _FLOAT, [1, TOKENIZER_MELS, "T"]),
-        _value("feats_length", _INT32, [1]),
-    ]
-    graph.save(path, inputs, _value("indices", _INT32, [1, "N"]))
+    feats = _value("feats", _FLOAT, [1, TOKENIZER_MELS, "T"])
+    length = _value("feats_length", _INT32, [1])
+    graph.save(path, [feats, length], _value("indices", _INT32, [1, "N"]))
 
 
 def write_speaker_network(

@@ -180,7 +180,6 @@ def model_config(ids: Mapping[str, int], encoders: EncoderSize) -> Json:
     }
 
 
-# ``generation_config.json``.
 GENERATION: Json = {
     "do_sample": True,
     "repetition_penalty": 1.05,
@@ -194,7 +193,6 @@ GENERATION: Json = {
     "max_new_tokens": 8192,
 }
 
-# ``preprocessor_config.json``.
 TEXT_PREPROCESSOR: Json = {
     "padding_side": "left",
     "padding_value": 0.0,
@@ -269,7 +267,6 @@ def speech_tokenizer_config(encoders: EncoderSize, decoder: EncoderSize) -> Json
     }
 
 
-# ``speech_tokenizer/preprocessor_config.json``.
 AUDIO_PREPROCESSOR: Json = {
     "feature_extractor_type": "EncodecFeatureExtractor",
     "feature_size": 1,

@@ -21,13 +21,9 @@ from torch.nn.functional import silu
 
 from vllm_tts_cache.families.networks.dac.tiny import DacParts
 from vllm_tts_cache.families.networks.torch_file import write_torch_file
+from vllm_tts_cache.testing import tiny_checkpoint as tiny
 from vllm_tts_cache.testing import tiny_parts as parts
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    Report,
-    TransformerSizes,
-)
+from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 Json = dict[str, object]
@@ -50,7 +46,7 @@ QUANTIZER_DIM = 32
 MAX_POSITIONS = 4_096
 
 # Width of the first convolution; every stage doubles it.
-ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
+ENCODER_DIM: dict[tiny.EncoderSize, int] = {"tiny": 8, "real": 128}
 # Every stage halves it; there are six.
 DECODER_DIM = 128
 
@@ -64,7 +60,7 @@ _VELOCITY_GAIN = 3.0
 _STOP_MARGIN = 0.5
 
 
-def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+def write(directory: Path, options: tiny.EncoderOptions, report: tiny.Report) -> None:
     """Fill an empty directory; called as the family's ``tiny_part``.
 
     With ``real`` encoders the AudioVAE's encoder has its released size, 48.4 million
@@ -85,7 +81,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     write_torch_file(directory / "audiovae.pth", {"state_dict": audio_vae.tensors})
 
 
-def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
+def model_config(vocab_size: int, encoders: tiny.EncoderSize) -> Json:
     """Return ``config.json``, which has no fields for Transformers or vLLM."""
     return {
         "architecture": "voxcpm2",
@@ -260,10 +256,8 @@ def _add_stop(weights: WeightBuilder) -> None:
     head[:, 0] = torch.tensor([_STOP_MARGIN / silu(bias[0]).item(), 0.0])
 
 
-def _add_layers(
-    model: WeightBuilder, size: TransformerSizes, gain: float = 1.0
-) -> None:
-    parts.add_layers(model, size, "llama", parts.projected(gain), _COMPARED)
+def _add_layers(to: WeightBuilder, size: TransformerSizes, gain: float = 1.0) -> None:
+    parts.add_layers(to, size, "llama", parts.projected(gain), _COMPARED)
 
 
 # The output goes through a tanh; at this gain it hardly bends.
