@@ -22,7 +22,7 @@ from vllm_tts_cache.catalogue import (
 )
 from vllm_tts_cache.catalogue.database import Database, with_ballast
 from vllm_tts_cache.catalogue.deletions import KEPT_SECONDS, Deletion
-from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.names import fold, is_consent_id
 from vllm_tts_cache.catalogue.records import (
     DEFAULT_TENANT,
     IdempotencyKey,
@@ -204,14 +204,16 @@ class Registrations:
             SpeakerNotFoundError: No speaker has this name or id.
         """
         with self.database.write() as db:
-            _check_not_done(db, key)
+            if key is not None:
+                _check_not_done(db, key)
             self._delete_old_deletions(db)
             record = _find(db, name, tenant)
             is_named = record.name_key, record.speaker_id
             if record.extras_json and fold(name) not in is_named:
                 reason = f"it is an alias of {record.name!r}; PATCH the aliases of that"
                 raise errors.InvalidSpeakerError("name", f"{reason}, or DELETE it")
-            _record_done(db, key, record.speaker_id)
+            if key is not None:
+                _record_done(db, key, record.speaker_id)
             return self._delete(db, record)
 
     @with_ballast
@@ -240,7 +242,7 @@ class Registrations:
             deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
-        if consents.find(db, new.consent, new.tenant):
+        if is_consent_id(new.consent) and consents.find(db, new.consent, new.tenant):
             return new.consent
         if self._needs_recording:
             raise errors.ConsentRequiredError

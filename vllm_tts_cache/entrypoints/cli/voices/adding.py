@@ -200,8 +200,7 @@ def check(
     def one(path: Path, stop: bulk.Stop) -> bulk.Outcome:
         data = path.read_bytes()
         found = bulk.patiently(judge, path.name, data, ref_text, stop=stop)
-        verdict = str(found.get("verdict"))
-        return bulk.Outcome(str(path), verdict, details=found)
+        return bulk.Outcome(str(path), str(found.get("verdict")), details=found)
 
     with common.client_of(url, api_key) as client:
         judge = _judge_here if offline else client.check

@@ -92,9 +92,8 @@ def export(
         return bulk.patiently(save, voice, stop=stop)
 
     with registered.voices_of(url, api_key, directory, tenant) as source:
-        chosen = registered.chosen_of(
-            source, names, all_, {"search": search, "label": label}
-        )
+        query = {"search": search, "label": label}
+        chosen = registered.chosen_of(source, names, all_, query)
         files = file_names(chosen)
         with export_folder(out or Path()) as folder:
             many = bulk.in_parallel(chosen, one, title="exporting", num_jobs=jobs)
