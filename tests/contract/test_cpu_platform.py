@@ -37,12 +37,15 @@ def test_attention_of_decoders_and_diffusion_runs_where_the_host_ships_none(
     monkeypatch,
 ):
     """OmniVoice computes with the fallback, as our attention packs no requests."""
+    from vllm_omni.diffusion.attention import selector
     from vllm_omni.diffusion.attention.backends.abstract import AttentionImpl
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
     from vllm_omni.diffusion.attention.layer import Attention
 
     # Put back afterwards, as others may look at the host's own.
     monkeypatch.setattr(SDPAImpl, "forward", AttentionImpl.forward)
+    asked = selector._cached_get_backend_cls.__wrapped__
+    monkeypatch.setattr(selector, "_cached_get_backend_cls", asked)
     options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0, "causal": False}
     rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
     with pytest.raises(NotImplementedError):

@@ -15,7 +15,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.audio.decode import AudioWarning
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import voice_timbre
-from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.names import fold, is_consent_id
 from vllm_tts_cache.catalogue.records import IdempotencyKey, SpeakerRecord
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.features import timbre
@@ -146,9 +146,11 @@ class Comparison:
         self, tenant: Tenant, upload: Upload, vectors: list[bytes]
     ) -> str | None:
         """Return why a clip and its consent recording are not one person's, or None."""
+        if not is_consent_id(upload.consent):
+            return None
         try:
             consent = self._store.consents.get(upload.consent, tenant.name)
-        except errors.ConsentNotFoundError:  # no id, or registering says so
+        except errors.ConsentNotFoundError:  # registering says so
             return None
         try:
             audio = self._store.read_audio(consent.audio_sha256)

@@ -550,8 +550,12 @@ class SpeakerEncodings:
         return False
 
     def _fetch_fingerprints(self) -> None:
-        if self._fetching is None or self._fetching.done():
+        def end(_: object) -> None:
+            self._fetching = None  # asyncio logs a failure once nobody holds the task
+
+        if self._fetching is None:
             self._fetching = self._in_background(self._fetch_and_warm())
+            self._fetching.add_done_callback(end)
 
     async def _fetch_and_warm(self) -> None:
         """Ask before a request needs it; log it if the workers read another store."""
