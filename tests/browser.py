@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-PATIENCE_SECONDS = 600  # of an encode, as a server has it; its priority is low
+PATIENCE_SECONDS = 180
 DESKTOP, PHONE = (1180, 780), (390, 844)
 
 _OPTIONS = (
