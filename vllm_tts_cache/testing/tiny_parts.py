@@ -169,10 +169,14 @@ def add_layers(
 
     What no rule matches is a norm, which weighs 1, or a projection.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import MODEL_MAPPING, AutoConfig
 
     sizes = {**size.config, "head_dim": size.head_dim, "vocab_size": 1}
-    shapes = shapes_of(AutoModel.from_config, AutoConfig.for_model(kind, **sizes))
+    config = AutoConfig.for_model(kind, **sizes)
+    # The class is looked up before the device is the meta one: that imports torchaudio,
+    # whose constants would be meta tensors for the rest of the process.
+    network: Any = MODEL_MAPPING[type(config)]
+    shapes = shapes_of(network, config)
     del shapes["embed_tokens.weight"]
     add_all(model, shapes, {**rules, "norm": constant(1.0), "": project})
 
