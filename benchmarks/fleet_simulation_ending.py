@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet_simulation_faults import lost_objects
 from benchmarks.fleet_simulation_machines import heard_in
 from benchmarks.fleet_simulation_schedule import Simulation
 from vllm_tts_cache.catalogue import owners, stored_files
@@ -87,7 +88,8 @@ class Ending:
                 again = partial(send, number=number, text=text)
                 await of.changed("register", again, {name: (number, text)})
             if not await asyncio.to_thread(self._is_whole, sha):
-                if sha in of.brought_back:
+                lost = await asyncio.to_thread(lost_objects, self._fleet, [sha])
+                if lost and lost <= of.brought_back:
                     of.counts["voices brought back by a failover without audio"] += 1
                     return
                 of.broken["lost audio"].append(f"{name}: {sha}")
@@ -117,9 +119,7 @@ class Ending:
         known = {name for (name,) in rows}
         of.counts["objects in the bucket"] = len(there)
         of.broken["left objects"].extend(sorted(there - known))
-        for name in sorted(known - there):
-            if name.split("/")[2] not in of.brought_back:
-                of.broken["lost objects"].append(name)
+        of.broken["lost objects"].extend(sorted(known - there - of.brought_back))
 
     async def _check_copies(self) -> None:
         """Look for copies without a row; a machine recovers where one is found."""

@@ -1,7 +1,7 @@
 """What is broken in the simulated fleet, and mended again."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,9 +42,7 @@ BEHIND_SECONDS = 1.0, 5.0
 # A server that removes objects by a list of the old database goes on for so long.
 REMOVING_SECONDS = 3.0
 _ROWS = "SELECT name, audio_sha256, ref_text FROM speaker WHERE tenant = 'default'"
-_AUDIOS = """
-SELECT DISTINCT audio_sha256, object_name FROM stored_file JOIN speaker
-USING (audio_sha256) WHERE tenant = 'default' AND artifact = 'audio'"""
+_OBJECTS = "SELECT object_name FROM stored_file WHERE audio_sha256 = ANY(%s)"
 _KNOWN = """
 SELECT object_name FROM stored_file WHERE audio_sha256 = ANY(%s) UNION ALL
 SELECT object_name FROM loose_object"""
@@ -76,10 +74,10 @@ async def start(machine: Machine) -> None:
         await asyncio.sleep(1.0)
 
 
-def lost_audio(fleet: "Fleet") -> set[str]:
-    """Return audios of active voices whose object is not in the bucket."""
-    rows = fleet.databases.query(_AUDIOS)
-    return {sha for sha, name in rows if not (fleet.objects / name).is_file()}
+def lost_objects(fleet: "Fleet", shas: Iterable[str]) -> set[str]:
+    """Return objects of these audios that the catalogue has and the bucket has not."""
+    rows = fleet.databases.query(_OBJECTS, list(shas))
+    return {name for (name,) in rows if not (fleet.objects / name).is_file()}
 
 
 def strays(fleet: "Fleet") -> set[str]:
@@ -160,7 +158,8 @@ class Faults:
         if is_behind:
             of.take_over(await asyncio.to_thread(databases.query, _ROWS))
             await asyncio.sleep(REMOVING_SECONDS)
-            of.brought_back |= await asyncio.to_thread(lost_audio, self._fleet)
+            lost = partial(lost_objects, self._fleet, of.number_of)
+            of.brought_back |= await asyncio.to_thread(lost)
             of.strays |= await asyncio.to_thread(strays, self._fleet)
         mended()
         await asyncio.to_thread(databases.add_standby)

@@ -164,8 +164,8 @@ class Simulation:
         windows: Kind, beginning and end of each fault, in monotonic seconds.
         ended: Audio -> when its last voice may have been deleted or replaced.
         damaged: Audios of which an object was damaged where it lies.
-        brought_back: Audios whose rows a failover brought back after their objects
-            had been removed.
+        brought_back: Objects that are in the catalogue again, and were removed since a
+            commit that a failover lost: of a deletion, or of a file put in their place.
         strays: Objects that only a lost commit knew; `remove_strays` removes them.
         lost: Clips of registrations that a failover lost, by number: what machines
             have of them is removed by their next recovery, and looked for at the end.
