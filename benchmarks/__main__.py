@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         metavar="SCENARIO=NUMBER",
         help="how many voices, registrations or requests many_voices, bulk_command, "
-        "bulk_registration or inline_flood has; may be repeated",
+        "bulk_registration or inline_flood has, or clients parity; may be repeated",
     )
     add("--rounds", type=_positive, help=f"({ROUNDS}; {QUICK_ROUNDS} with --quick)")
     add("--markdown", action="store_true", help="print the table as Markdown")

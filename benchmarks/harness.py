@@ -122,6 +122,7 @@ class Target:
             # A warm-up would send the first clip, and so would the look for readiness.
             command += ["--num-prompts", str(num_requests), "--num-warmups", "0"]
             command += ["--ready-check-timeout-sec", "0"]
+            command += ["--omni-request-timeout-s", str(TIMEOUT_SECONDS)]
             command += ["--max-concurrency", str(num_clients)]
             command += ["--percentile-metrics", "audio_ttfp,audio_rtf,e2el"]
             command += ["--metric-percentiles", "50,99", "--save-result"]

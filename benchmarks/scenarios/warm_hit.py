@@ -32,10 +32,11 @@ def run(bench: Bench) -> list[Row]:
     seen: Seen = {}
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
-        for what, given in fields.items():
-            sights = seen.setdefault((side.name, what), [])
-            for _ in range(bench.pick(full=6, quick=2)):
-                sights.append(side.look_inside(bench.short_text(), **given))
+        # In turns: what a busy machine adds for some seconds is in all of them.
+        for _ in range(bench.pick(full=30, quick=2)):
+            for what, given in fields.items():
+                sight = side.look_inside(bench.short_text(), **given)
+                seen.setdefault((side.name, what), []).append(sight)
     return _rows(bench, seen, lengths)
 
 
