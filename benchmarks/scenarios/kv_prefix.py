@@ -16,6 +16,8 @@ NUM_WARM_UPS = 2
 MIN_SHARE_PERCENT = 85
 MAX_FIRST_RATIO = 1.1
 COUNTED_TIMEOUT_SECONDS = 30.0
+# What was found is counted later than the request, and fell to the next one or to none.
+FOUND_SECONDS = 3.0
 WARMED_TIMEOUT_SECONDS = 60.0
 
 # (side, "first" or "again") -> what was seen of each request
@@ -119,11 +121,12 @@ class _Counters:
 def _counted(side: Side, num_requests: float) -> _Counters:
     """The counters when the last request is among them: audio may end before."""
     until = time.monotonic() + COUNTED_TIMEOUT_SECONDS
-    while (counters := _Counters.of(side)).num_requests < num_requests:
+    while _Counters.of(side).num_requests < num_requests:
         if time.monotonic() > until:
             raise RuntimeError(f"{side.name} did not count a request")
         time.sleep(0.05)
-    return counters
+    time.sleep(FOUND_SECONDS)
+    return _Counters.of(side)
 
 
 def _rows(seen: Seen) -> list[Row]:
