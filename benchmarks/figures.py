@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from benchmarks.scenarios.parity import NUM_CLIENTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (
-    "2026-11-30-81538b1316-registration.json",
-    "2026-11-29-8b4b9e03bc-field.json",
-    "2026-11-29-8b4b9e03bc-omnivoice.json",
-    "2026-11-29-8b4b9e03bc-voxcpm2.json",
-    "2026-11-29-f18d1b1ef5-qwen3-tts.json",
-    "2026-11-29-f18d1b1ef5-others.json",
+    "2026-11-30-8fca054584-registration.json",
+    "2026-11-30-8fca054584-qwen3-tts.json",
+    "2026-12-01-8fca054584-others-1.json",
+    "2026-12-01-8fca054584-others-2.json",
+    "2026-12-01-8fca054584-field.json",
 )
 QWEN, DECODER, LONG = "qwen3-tts", "qwen3-tts-decoder", "qwen3-tts-long"
 BULK = "qwen3-tts-tiny"
@@ -136,8 +135,7 @@ FIGURES = (
         "clients.png",
         "Requests a second and first audio over the number of clients",
         note="By vLLM-Omni's own harness (`vllm bench serve --omni`), with the same "
-        "decoder. No clip is sent twice. The answers of random weights are of any "
-        "length: requests a second of two ways differ by that as well.",
+        "decoder. No clip is sent twice. Each answer has 32 codec frames.",
     ),
     Figure(
         "A voice in context beside the same as x-vector",
@@ -398,8 +396,13 @@ def _slower() -> Iterator[str]:
 
 def blocks() -> dict[str, str]:
     """Return the text of each block, by its name."""
-    # A figure that no result has yet is left out.
-    measured = [f for f in FIGURES if any(line.key in _rows() for line in f.lines)]
+    # What no result has yet is left out.
+    has = [[line for line in each.lines if line.key in _rows()] for each in FIGURES]
+    measured = [
+        replace(figure, lines=lines)
+        for figure, lines in zip(FIGURES, has, strict=True)
+        if lines
+    ]
     figures = [
         line
         for number, figure in enumerate(measured, start=1)
