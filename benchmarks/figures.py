@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = (
     "2026-12-01-8fca054584-warm-hit.json",
     "2026-12-01-8fca054584-kv-prefix.json",
+    "2026-12-01-8fca054584-start-stop.json",
     "2026-11-30-8fca054584-registration.json",
     "2026-11-30-8fca054584-qwen3-tts.json",
     "2026-12-01-8fca054584-others-1.json",
