@@ -35,25 +35,24 @@ BULK = "qwen3-tts-tiny"
 # A difference below this says nothing on these machines.
 NOISE = 1.1
 _TIMES = {"s", "ms", "us"}
+_NO_STATE = (
+    "the request comes before the engine was idle, so it makes the decoder's state "
+    "itself"
+)
 # Why a target was missed, by scenario, model (any, if empty) and how the row begins.
 WHY = {
     ("warm_hit", "", "CPU time above"): "look-ups, tens of microseconds each",
     ("warm_hit", "", "message to the engine"): "placeholders that vLLM-Omni sends as "
     "numbers",
-    ("first_request", QWEN, "after"): "the request comes before the engine was idle, "
-    "so it makes the decoder's state itself",
+    ("first_request", QWEN, "after upload"): _NO_STATE,
+    ("first_request", QWEN, "after restart"): _NO_STATE,
     ("first_request", "fish-speech", "after"): "the request comes before the engine "
     "was idle, so it prefills the voice itself",
-    ("cold_bystander", QWEN, "p99 gap"): "one core is shared; a program of the lowest "
-    "priority costs nearly as much",
     ("cold_bystander", "cosyvoice3", ""): "its speech tokenizer is one network run",
     ("cold_bystander", "", "the cold request, beside"): "the streams leave too little",
     ("ttfa", "", "warm, 1 at once, ours in"): "each prompt has the reference's codes",
     ("ttfa", "", "warm, 4 at once, ours in"): "each prompt has the reference's codes",
     ("inline_flood", "", "p99 gap"): "the client itself runs on the two cores",
-    ("many_voices", "", "RSS"): "measured between two servers of one sample each",
-    ("start_stop", "", "a start"): "imports in three processes, and the encoders",
-    ("bulk_command", "", "p99 gap"): "a program of the lowest priority costs as much",
 }
 
 
@@ -397,18 +396,18 @@ def _slower() -> Iterator[str]:
         yield f"| {name} | {what} | {_cells(row)} |"
 
 
+def _measured() -> Iterator[Figure]:
+    """Return the figures without the lines that no result has yet."""
+    for figure in FIGURES:
+        if lines := [line for line in figure.lines if line.key in _rows()]:
+            yield replace(figure, lines=lines)
+
+
 def blocks() -> dict[str, str]:
     """Return the text of each block, by its name."""
-    # What no result has yet is left out.
-    has = [[line for line in each.lines if line.key in _rows()] for each in FIGURES]
-    measured = [
-        replace(figure, lines=lines)
-        for figure, lines in zip(FIGURES, has, strict=True)
-        if lines
-    ]
     figures = [
         line
-        for number, figure in enumerate(measured, start=1)
+        for number, figure in enumerate(_measured(), start=1)
         for line in _figure(number, figure)
     ]
     return {

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet_simulation_faults import lost_objects
+from benchmarks.fleet_simulation_faults import known_objects, lost_objects
 from benchmarks.fleet_simulation_machines import heard_in
 from benchmarks.fleet_simulation_schedule import Simulation
 from vllm_tts_cache.catalogue import owners, stored_files
@@ -24,7 +24,6 @@ NOTE_SECONDS = 5.0
 AGAIN = "deleted and registered again"
 _LATER = "UPDATE loose_object SET removable_from = removable_from - 7200"
 _UNFINISHED = "SELECT count(*) FROM deletion WHERE files_removed = 0"
-_OBJECTS = "SELECT object_name FROM stored_file WHERE audio_sha256 = ANY(%s)"
 
 
 class Ending:
@@ -115,8 +114,7 @@ class Ending:
             of.counts["objects of lost commits removed"] += len(blobs.remove_strays())
         blobs.sweep()
         there = fleet.stored_objects()
-        rows = fleet.databases.query(_OBJECTS, list(of.number_of))
-        known = {name for (name,) in rows}
+        known = known_objects(fleet, of.number_of)
         of.counts["objects in the bucket"] = len(there)
         of.broken["left objects"].extend(sorted(there - known))
         of.broken["lost objects"].extend(sorted(known - there - of.brought_back))

@@ -74,10 +74,15 @@ async def start(machine: Machine) -> None:
         await asyncio.sleep(1.0)
 
 
+def known_objects(fleet: "Fleet", shas: Iterable[str]) -> set[str]:
+    """Return objects of these audios that the catalogue has."""
+    return {name for (name,) in fleet.databases.query(_OBJECTS, list(shas))}
+
+
 def lost_objects(fleet: "Fleet", shas: Iterable[str]) -> set[str]:
-    """Return objects of these audios that the catalogue has and the bucket has not."""
-    rows = fleet.databases.query(_OBJECTS, list(shas))
-    return {name for (name,) in rows if not (fleet.objects / name).is_file()}
+    """Return those of `known_objects` that the bucket has not."""
+    known = known_objects(fleet, shas)
+    return {name for name in known if not (fleet.objects / name).is_file()}
 
 
 def strays(fleet: "Fleet") -> set[str]:

@@ -16,7 +16,7 @@ NUM_WARM_UPS = 2
 MIN_SHARE_PERCENT = 85
 MAX_FIRST_RATIO = 1.1
 COUNTED_TIMEOUT_SECONDS = 30.0
-# What was found is counted later than the request, and fell to the next one or to none.
+# The host may count what was found later than the request: of two samples one was 0.
 FOUND_SECONDS = 3.0
 WARMED_TIMEOUT_SECONDS = 60.0
 
